@@ -1,8 +1,8 @@
-import mx_quant
 import pytest
 import torch
-from mx_quant.grids import MXFP8, MXFP8_FLOOR
 
+import mx_quant
+from mx_quant.grids import MXFP8, MXFP8_FLOOR
 from mx_sglang import from_engine, quantization_config, to_engine
 
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -25,7 +25,8 @@ def test_a_round_trip_through_sglangs_layout_keeps_every_byte():
 def test_a_plain_tensor_passes_through_untouched():
     t = torch.ones(8, dtype=torch.bfloat16)
     ((name, sent),) = to_engine("model.norm.weight", t)
-    assert name == "model.norm.weight" and sent is t
+    assert name == "model.norm.weight"
+    assert sent is t
 
 
 def test_another_grid_is_refused_by_name():

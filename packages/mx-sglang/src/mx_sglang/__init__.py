@@ -1,4 +1,4 @@
-"""SGLang's names and layouts of canonical tensors, and the settings that a weight sync must refuse."""
+"""SGLang's names and layouts, and the settings under which a weight sync fails silently."""
 
 from mx_sglang.compat import SUPPORTED_SGLANG, check_sglang_version, installed_sglang
 from mx_sglang.layout import from_engine, quantization_config, to_engine

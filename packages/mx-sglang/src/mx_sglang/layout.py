@@ -7,9 +7,9 @@ No arithmetic in either direction: the bytes are the learner's own.
 from collections.abc import Iterable, Mapping
 
 import torch
+
 from mx_quant import Grid, MXTensor
 from mx_quant.grids import MXFP8
-
 from mx_sglang.names import canonical_name, element_name, is_scale, scale_name
 
 
