@@ -1,0 +1,684 @@
+/* Quantization on the MX grids, equal to mx_quant.reference byte for byte.
+ *
+ * Two paths. The 16-bit path serves bf16 blocks that are ordinary: finite, no element but zero below
+ * the smallest normal of the element format, and that one a normal bf16 number. There, dividing by the scale is a
+ * subtraction from the exponent and everything stays in 16-bit integers. The 32-bit path serves
+ * every other block and input type. Loops over a block are plain C for the compiler to vectorize.
+ */
+#include "mx.h"
+#include <stdatomic.h>
+
+typedef struct {
+  int mantissa, bias, emax, code_max, nan;
+  uint32_t max_bits, min_normal_bits;
+  float reciprocal, magic; /* magic + y has the subnormal code of y in its low mantissa bits */
+} format_t;
+
+#define INLINE static inline __attribute__((always_inline))
+
+static const format_t FORMATS[2] = {
+    {3, 7, 8, 0x7E, 0x7F, 0x43E00000, 0x3C800000, 1.0f / 448.0f, 0x1p14f},
+    {2, 15, 15, 0x7B, 0x7F, 0x47600000, 0x38800000, 1.0f / 57344.0f, 0x1p7f},
+};
+
+/* ---- one value, one scale ------------------------------------------------------------------ */
+
+INLINE int scale_byte(uint32_t amax, const format_t *f, int rule) {
+  if (rule == MX_FLOOR) {
+    int field = (int)(amax >> 23);
+    int byte = (field > 254 ? 254 : field) - f->emax;
+    return byte < 0 ? 0 : byte;
+  }
+  uint32_t v = mx_bits(mx_float(amax) * f->reciprocal), field = v >> 23, mantissa = v & 0x7FFFFF;
+  uint32_t byte = field + (field ? mantissa > 0 : mantissa > 0x400000);
+  return byte > 254 ? 254 : (int)byte;
+}
+
+INLINE float scale_factor(int byte, int rule) {
+  if (rule == MX_ROUND_UP_PRE_2_13 && byte == 0) return 1.0f;
+  return mx_float(byte == 254 ? 0x00400000u : (uint32_t)(254 - byte) << 23);
+}
+
+INLINE float scale_value(int byte) {
+  return mx_float(byte == 255 ? 0x7FC00000u : byte ? (uint32_t)byte << 23 : 0x00400000u);
+}
+
+INLINE int stored_byte(int byte, int rule) {
+  return rule == MX_ROUND_UP_ZERO_AS_ONE && byte == 0 ? 1 : byte;
+}
+
+INLINE uint32_t encode(float y, const format_t *f) {
+  uint32_t bits = mx_bits(y), sign = bits >> 31 << 7, a = bits & 0x7FFFFFFF;
+  uint32_t m = a < f->max_bits ? a : f->max_bits;
+  int drop = 23 - f->mantissa;
+  uint32_t normal = ((m + (1u << (drop - 1)) - 1 + ((m >> drop) & 1)) >> drop) -
+                    ((uint32_t)(127 - f->bias) << f->mantissa);
+  uint32_t subnormal = mx_bits(mx_float(m) + f->magic) - mx_bits(f->magic);
+  uint32_t code = (m < f->min_normal_bits ? subnormal : normal) | sign;
+  return a > 0x7F800000 ? (uint32_t)f->nan : code;
+}
+
+INLINE float decode(uint32_t code, const format_t *f) {
+  uint32_t a = code & 0x7F, sign = (code & 0x80) << 24;
+  uint32_t normal = (a << (23 - f->mantissa)) + ((uint32_t)(127 - f->bias) << 23);
+  uint32_t subnormal = mx_bits((float)(int32_t)a * mx_float((uint32_t)(127 + 1 - f->bias - f->mantissa) << 23));
+  uint32_t bits = a < (1u << f->mantissa) ? subnormal : normal;
+  uint32_t top = (uint32_t)f->code_max;
+  bits = a > top ? (f->mantissa == 2 && a == 0x7C ? 0x7F800000u : 0x7FC00000u) : bits;
+  return mx_float(bits | sign);
+}
+
+/* ---- 32-bit path: blocks of 32 values that lie together ------------------------------------- */
+
+INLINE void load32(const void *x, int kind, long offset, float v[MX_BLOCK]) {
+  if (kind == MX_BF16) {
+    const uint16_t *p = (const uint16_t *)x + offset;
+    for (int i = 0; i < MX_BLOCK; i++) v[i] = mx_float((uint32_t)p[i] << 16);
+  } else if (kind == MX_FP32) {
+    memcpy(v, (const float *)x + offset, MX_BLOCK * sizeof(float));
+  } else {
+    const uint16_t *p = (const uint16_t *)x + offset;
+    for (int i = 0; i < MX_BLOCK; i++) v[i] = mx_from_fp16(p[i]);
+  }
+}
+
+INLINE void store32(void *out, int kind, long offset, const float v[MX_BLOCK]) {
+  if (kind == MX_BF16) {
+    uint16_t *p = (uint16_t *)out + offset;
+    for (int i = 0; i < MX_BLOCK; i++) p[i] = mx_to_bf16(mx_bits(v[i]));
+  } else if (kind == MX_FP32) {
+    memcpy((float *)out + offset, v, MX_BLOCK * sizeof(float));
+  } else {
+    uint16_t *p = (uint16_t *)out + offset;
+    for (int i = 0; i < MX_BLOCK; i++) p[i] = mx_to_fp16(v[i]);
+  }
+}
+
+INLINE int block32(const float *restrict v, uint8_t *restrict code, const format_t *f, int rule) {
+  uint32_t amax = 0;
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint32_t a = mx_bits(v[i]) & 0x7FFFFFFF;
+    a = a > 0x7F800000 ? 0 : a;
+    amax = a > amax ? a : amax;
+  }
+  int byte = scale_byte(amax, f, rule);
+  float r = scale_factor(byte, rule);
+  for (int i = 0; i < MX_BLOCK; i++) code[i] = (uint8_t)encode(v[i] * r, f);
+  return stored_byte(byte, rule);
+}
+
+INLINE void values32(float v[MX_BLOCK], const format_t *f, int rule) {
+  uint8_t code[MX_BLOCK];
+  float s = scale_value(block32(v, code, f, rule));
+  for (int i = 0; i < MX_BLOCK; i++) v[i] = decode(code[i], f) * s;
+}
+
+/* ---- 16-bit path ---------------------------------------------------------------------------- */
+
+/* Scale byte of an ordinary bf16 amax, or 0 where the block is not ordinary: from `bias` on, the
+   smallest normal element is a normal bf16 number. */
+INLINE int ordinary_byte(uint32_t amax, const format_t *f, int rule) {
+  int byte = (int)(amax >> 7) - f->emax + (rule != MX_FLOOR && (amax & 0x7F) > 0x60);
+  return amax >= 0x7F80 || byte < f->bias ? 0 : byte;
+}
+
+INLINE uint32_t amax16(const uint16_t *x) {
+  uint16_t amax = 0;
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint16_t a = x[i] & 0x7FFF;
+    amax = a > amax ? a : amax;
+  }
+  return amax;
+}
+
+INLINE int quantize16(const uint16_t *restrict x, uint8_t *restrict code, uint8_t *restrict scale, const format_t *f, int rule) {
+  int byte = ordinary_byte(amax16(x), f, rule);
+  if (!byte) return 0;
+  const int d = 7 - f->mantissa;
+  const int16_t base = (int16_t)((byte - f->bias) * 128), half = (int16_t)((1 << (d - 1)) - 1);
+  const int16_t top = (int16_t)f->code_max;
+  uint16_t subnormal = 0;
+  uint8_t out[MX_BLOCK];
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint16_t a = x[i] & 0x7FFF;
+    int16_t t = (int16_t)(a - base);
+    int16_t n = (int16_t)((int16_t)(t + half + ((t >> d) & 1)) >> d);
+    n = n < top ? n : top;
+    n = a ? n : 0;
+    subnormal |= (uint16_t)((t < 0x80) & (a != 0));
+    out[i] = (uint8_t)(n | ((x[i] >> 8) & 0x80));
+  }
+  if (subnormal) return 0;
+  memcpy(code, out, MX_BLOCK);
+  *scale = (uint8_t)byte;
+  return 1;
+}
+
+/* Values of an ordinary block as bf16 bits: the mantissa rounded to the element's. */
+INLINE int values16(const uint16_t *restrict x, uint16_t *restrict out, const format_t *f, int rule) {
+  int byte = ordinary_byte(amax16(x), f, rule);
+  if (!byte) return 0;
+  const int d = 7 - f->mantissa;
+  const uint16_t half = (uint16_t)((1 << (d - 1)) - 1), mask = (uint16_t)~((1 << d) - 1);
+  const uint16_t smallest = (uint16_t)((byte + 1 - f->bias) << 7);
+  const uint16_t top = (uint16_t)(((byte + f->emax) << 7) | 0x60);
+  uint16_t subnormal = 0;
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint16_t a = x[i] & 0x7FFF;
+    uint16_t n = (uint16_t)(a + half + ((a >> d) & 1)) & mask;
+    n = n < top ? n : top;
+    subnormal |= (uint16_t)((a < smallest) & (a != 0));
+    out[i] = n | (x[i] & 0x8000);
+  }
+  return !subnormal;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+INLINE void quantize_row(const void *x, int kind, long offset, long cols, const format_t *f, int rule,
+                         uint8_t *code, uint8_t *scale) {
+  for (long c = 0; c < cols; c += MX_BLOCK) {
+    if (kind == MX_BF16 && quantize16((const uint16_t *)x + offset + c, code + c, scale + c / MX_BLOCK, f, rule))
+      continue;
+    float v[MX_BLOCK];
+    load32(x, kind, offset + c, v);
+    scale[c / MX_BLOCK] = (uint8_t)block32(v, code + c, f, rule);
+  }
+}
+
+INLINE void values_row(const void *x, int kind, long offset, long cols, const format_t *f, int rule,
+                       void *out, int out_kind, long out_offset) {
+  for (long c = 0; c < cols; c += MX_BLOCK) {
+    if (kind == MX_BF16 && out_kind != MX_FP16) {
+      uint16_t bits[MX_BLOCK];
+      if (values16((const uint16_t *)x + offset + c, bits, f, rule)) {
+        if (out_kind == MX_BF16) {
+          memcpy((uint16_t *)out + out_offset + c, bits, sizeof bits);
+        } else {
+          float *p = (float *)out + out_offset + c;
+          for (int i = 0; i < MX_BLOCK; i++) p[i] = mx_float((uint32_t)bits[i] << 16);
+        }
+        continue;
+      }
+    }
+    float v[MX_BLOCK];
+    load32(x, kind, offset + c, v);
+    values32(v, f, rule);
+    store32(out, out_kind, out_offset + c, v);
+  }
+}
+
+void mx_values_rowwise(const void *x, int kind, long rows, long cols, int format, int rule, float *out) {
+  if (format != MX_NONE) {
+    for (long r = 0; r < rows; r++) {
+      if (format == MX_E4M3) values_row(x, kind, r * cols, cols, &FORMATS[MX_E4M3], rule, out, MX_FP32, r * cols);
+      else values_row(x, kind, r * cols, cols, &FORMATS[MX_E5M2], rule, out, MX_FP32, r * cols);
+    }
+    return;
+  }
+  long n = rows * cols;
+  if (kind == MX_FP32) memcpy(out, x, (size_t)n * sizeof(float));
+  else if (kind == MX_BF16)
+    for (long i = 0; i < n; i++) out[i] = mx_float((uint32_t)((const uint16_t *)x)[i] << 16);
+  else
+    for (long i = 0; i < n; i++) out[i] = mx_from_fp16(((const uint16_t *)x)[i]);
+}
+
+/* ---- strips of 32 rows whose columns are the blocks ------------------------------------------ */
+
+enum { TILE = 32 }; /* columns handled together */
+
+/* A tile as bf16 bits, when the input is bf16. Missing rows and columns are zero. */
+INLINE void load_tile16(const uint16_t *x, long rows, long cols, long c0, int width, uint16_t t[MX_BLOCK][TILE]) {
+  for (int r = 0; r < MX_BLOCK; r++) {
+    if (r < rows && width == TILE) memcpy(t[r], x + r * cols + c0, TILE * sizeof(uint16_t));
+    else {
+      memset(t[r], 0, TILE * sizeof(uint16_t));
+      if (r < rows) memcpy(t[r], x + r * cols + c0, (size_t)width * sizeof(uint16_t));
+    }
+  }
+}
+
+INLINE void load_tile32(const void *x, int kind, long rows, long cols, long c0, int width, float t[MX_BLOCK][TILE]) {
+  for (int r = 0; r < MX_BLOCK; r++) {
+    memset(t[r], 0, TILE * sizeof(float));
+    if (r >= rows) continue;
+    long o = r * cols + c0;
+    if (kind == MX_FP32) memcpy(t[r], (const float *)x + o, (size_t)width * sizeof(float));
+    else if (kind == MX_BF16)
+      for (int c = 0; c < width; c++) t[r][c] = mx_float((uint32_t)((const uint16_t *)x)[o + c] << 16);
+    else
+      for (int c = 0; c < width; c++) t[r][c] = mx_from_fp16(((const uint16_t *)x)[o + c]);
+  }
+}
+
+/* Scale bytes of an ordinary tile; 0 where any column is not ordinary. All-zero columns count as
+   ordinary with byte 0: their elements are zero whatever the scale. */
+INLINE int tile_bytes16(uint16_t t[MX_BLOCK][TILE], const format_t *f, int rule, int16_t byte[TILE]) {
+  uint16_t amax[TILE] = {0};
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) {
+      uint16_t a = t[r][c] & 0x7FFF;
+      amax[c] = a > amax[c] ? a : amax[c];
+    }
+  int16_t bad = 0;
+  const int16_t carry = rule != MX_FLOOR;
+  for (int c = 0; c < TILE; c++) {
+    int16_t b = (int16_t)((amax[c] >> 7) - f->emax + (carry & ((amax[c] & 0x7F) > 0x60)));
+    bad |= (int16_t)((amax[c] >= 0x7F80) | ((b < f->bias) & (amax[c] != 0)));
+    byte[c] = amax[c] ? b : 0;
+  }
+  return !bad;
+}
+
+INLINE int quantize_tile16(uint16_t (*restrict t)[TILE], const format_t *f, int rule,
+                           uint8_t (*restrict code)[TILE], uint8_t *restrict scale) {
+  int16_t byte[TILE], base[TILE];
+  if (!tile_bytes16(t, f, rule, byte)) return 0;
+  const int d = 7 - f->mantissa;
+  const int16_t half = (int16_t)((1 << (d - 1)) - 1), top = (int16_t)f->code_max;
+  for (int c = 0; c < TILE; c++) base[c] = (int16_t)((byte[c] - f->bias) * 128);
+  uint16_t subnormal = 0;
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) {
+      uint16_t a = t[r][c] & 0x7FFF;
+      int16_t y = (int16_t)(a - base[c]);
+      int16_t n = (int16_t)((int16_t)(y + half + ((y >> d) & 1)) >> d);
+      n = n < top ? n : top;
+      n = a ? n : 0;
+      subnormal |= (uint16_t)((y < 0x80) & (a != 0));
+      code[r][c] = (uint8_t)(n | ((t[r][c] >> 8) & 0x80));
+    }
+  for (int c = 0; c < TILE; c++) scale[c] = (uint8_t)stored_byte(byte[c], rule);
+  return !subnormal;
+}
+
+INLINE int values_tile16(uint16_t t[MX_BLOCK][TILE], const format_t *f, int rule) {
+  int16_t byte[TILE];
+  uint16_t smallest[TILE], top[TILE], subnormal = 0;
+  if (!tile_bytes16(t, f, rule, byte)) return 0;
+  const int d = 7 - f->mantissa;
+  const uint16_t half = (uint16_t)((1 << (d - 1)) - 1), mask = (uint16_t)~((1 << d) - 1);
+  for (int c = 0; c < TILE; c++) {
+    smallest[c] = (uint16_t)(byte[c] ? (byte[c] + 1 - f->bias) << 7 : 0);
+    top[c] = (uint16_t)(((byte[c] + f->emax) << 7) | 0x60);
+  }
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) {
+      uint16_t a = t[r][c] & 0x7FFF;
+      subnormal |= (uint16_t)((a < smallest[c]) & (a != 0));
+    }
+  if (subnormal) return 0;
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) {
+      uint16_t a = t[r][c] & 0x7FFF;
+      uint16_t n = (uint16_t)(a + half + ((a >> d) & 1)) & mask;
+      n = n < top[c] ? n : top[c];
+      t[r][c] = n | (t[r][c] & 0x8000);
+    }
+  return 1;
+}
+
+INLINE void quantize_tile32(float (*restrict t)[TILE], const format_t *f, int rule,
+                            uint8_t (*restrict code)[TILE], uint8_t *restrict scale) {
+  uint32_t amax[TILE] = {0};
+  float factor[TILE];
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) {
+      uint32_t a = mx_bits(t[r][c]) & 0x7FFFFFFF;
+      a = a > 0x7F800000 ? 0 : a;
+      amax[c] = a > amax[c] ? a : amax[c];
+    }
+  for (int c = 0; c < TILE; c++) {
+    int byte = scale_byte(amax[c], f, rule);
+    factor[c] = scale_factor(byte, rule);
+    scale[c] = (uint8_t)stored_byte(byte, rule);
+  }
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) code[r][c] = (uint8_t)encode(t[r][c] * factor[c], f);
+}
+
+INLINE void decode_tile(uint8_t (*restrict code)[TILE], const uint8_t *restrict scale, const format_t *f,
+                        float (*restrict t)[TILE]) {
+  float s[TILE];
+  for (int c = 0; c < TILE; c++) s[c] = scale_value(scale[c]);
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < TILE; c++) t[r][c] = decode(code[r][c], f) * s[c];
+}
+
+INLINE void quantize_strip(const void *x, int kind, long cols, const format_t *f, int rule,
+                           uint8_t *code, uint8_t *scale) {
+  union { uint16_t h[MX_BLOCK][TILE]; float w[MX_BLOCK][TILE]; } t;
+  uint8_t out[MX_BLOCK][TILE], bytes[TILE];
+  for (long c = 0; c < cols; c += TILE) {
+    int width = cols - c < TILE ? (int)(cols - c) : TILE, done = 0;
+    if (kind == MX_BF16) {
+      load_tile16((const uint16_t *)x, MX_BLOCK, cols, c, width, t.h);
+      done = quantize_tile16(t.h, f, rule, out, bytes);
+    }
+    if (!done) {
+      load_tile32(x, kind, MX_BLOCK, cols, c, width, t.w);
+      quantize_tile32(t.w, f, rule, out, bytes);
+    }
+    for (int r = 0; r < MX_BLOCK; r++) memcpy(code + r * cols + c, out[r], (size_t)width);
+    memcpy(scale + c, bytes, (size_t)width);
+  }
+}
+
+/* One tile's values: bf16 bits in t->h and 1 returned, or fp32 in t->w and 0. */
+typedef union { uint16_t h[MX_BLOCK][TILE]; float w[MX_BLOCK][TILE]; } tile_t;
+
+INLINE int values_tile(const void *x, int kind, long rows, long cols, long c, int width,
+                       const format_t *f, int rule, tile_t *t) {
+  if (kind == MX_BF16) {
+    load_tile16((const uint16_t *)x, rows, cols, c, width, t->h);
+    if (values_tile16(t->h, f, rule)) return 1;
+  }
+  uint8_t out[MX_BLOCK][TILE], bytes[TILE];
+  load_tile32(x, kind, rows, cols, c, width, t->w);
+  quantize_tile32(t->w, f, rule, out, bytes);
+  decode_tile(out, bytes, f, t->w);
+  return 0;
+}
+
+void mx_values_strip(const void *x, int kind, long rows, long cols, long c0, long c1, int format,
+                     int rule, float *out) {
+  long wide = c1 - c0;
+  for (long c = c0; c < c1; c += TILE) {
+    tile_t t;
+    int width = c1 - c < TILE ? (int)(c1 - c) : TILE, half;
+    if (format == MX_NONE) { load_tile32(x, kind, rows, cols, c, width, t.w); half = 0; }
+    else if (format == MX_E4M3) half = values_tile(x, kind, rows, cols, c, width, &FORMATS[MX_E4M3], rule, &t);
+    else half = values_tile(x, kind, rows, cols, c, width, &FORMATS[MX_E5M2], rule, &t);
+    for (int r = 0; r < MX_BLOCK; r++) {
+      float *p = out + r * wide + (c - c0);
+      if (half) for (int i = 0; i < width; i++) p[i] = mx_float((uint32_t)t.h[r][i] << 16);
+      else memcpy(p, t.w[r], (size_t)width * sizeof(float));
+    }
+  }
+}
+
+INLINE void values_strip_store(const void *x, int kind, long rows, long cols, const format_t *f, int rule,
+                               void *out, int out_kind) {
+  for (long c = 0; c < cols; c += TILE) {
+    tile_t t;
+    int width = cols - c < TILE ? (int)(cols - c) : TILE;
+    int half = values_tile(x, kind, rows, cols, c, width, f, rule, &t);
+    for (int r = 0; r < rows; r++) {
+      long o = r * cols + c;
+      if (half && out_kind == MX_BF16) { memcpy((uint16_t *)out + o, t.h[r], (size_t)width * 2); continue; }
+      float v[TILE];
+      if (half) for (int i = 0; i < TILE; i++) v[i] = mx_float((uint32_t)t.h[r][i] << 16);
+      else memcpy(v, t.w[r], sizeof v);
+      if (out_kind == MX_FP32) memcpy((float *)out + o, v, (size_t)width * 4);
+      else if (out_kind == MX_BF16) for (int i = 0; i < width; i++) ((uint16_t *)out)[o + i] = mx_to_bf16(mx_bits(v[i]));
+      else for (int i = 0; i < width; i++) ((uint16_t *)out)[o + i] = mx_to_fp16(v[i]);
+    }
+  }
+}
+
+/* ---- entry points ---------------------------------------------------------------------------- */
+
+typedef struct {
+  const void *x; void *out; const uint8_t *code_in, *scale_in;
+  uint8_t *row_code, *row_scale, *col_code, *col_scale;
+  long rows, cols, step; int kind, out_kind, rule, axis; const format_t *format;
+  atomic_long *bad;
+} call_t;
+
+static size_t kind_size(int kind) { return kind == MX_FP32 ? 4 : 2; }
+
+/* Rows a task handles: whole strips, about 64 Ki elements. */
+static long step_rows(long cols) {
+  long step = 65536 / (cols > 0 ? cols : 1) / MX_BLOCK * MX_BLOCK;
+  return step < MX_BLOCK ? MX_BLOCK : step;
+}
+
+static void run(mx_task task, call_t *call, int threads) {
+  call->step = step_rows(call->cols);
+  long count = (call->rows + call->step - 1) / call->step;
+  if (threads <= 1 || count <= 1) { mx_run(task, call, count, 1); return; }
+  mx_begin();
+  mx_run(task, call, count, threads);
+  mx_end();
+}
+
+/* A task for each element format, whose constants the compiler then knows. */
+#define SPECIALIZE(TASK, BODY)                                        \
+  static void TASK(void *context, long index) {                       \
+    const call_t *c = context;                                        \
+    if (c->format == &FORMATS[MX_E4M3]) BODY(c, index, &FORMATS[MX_E4M3]); \
+    else BODY(c, index, &FORMATS[MX_E5M2]);                           \
+  }
+
+static void range(const call_t *c, long index, long *r0, long *r1) {
+  *r0 = index * c->step;
+  *r1 = *r0 + c->step < c->rows ? *r0 + c->step : c->rows;
+}
+
+INLINE void quantize_range(const call_t *c, long index, const format_t *f) {
+  long r0, r1;
+  range(c, index, &r0, &r1);
+  for (long s = r0; s < r1; s += MX_BLOCK) {
+    long end = s + MX_BLOCK < r1 ? s + MX_BLOCK : r1;
+    if (c->row_code)
+      for (long r = s; r < end; r++)
+        quantize_row(c->x, c->kind, r * c->cols, c->cols, f, c->rule,
+                     c->row_code + r * c->cols, c->row_scale + r * (c->cols / MX_BLOCK));
+    if (c->col_code)
+      quantize_strip((const char *)c->x + (size_t)(s * c->cols) * kind_size(c->kind), c->kind, c->cols,
+                     f, c->rule, c->col_code + s * c->cols, c->col_scale + s / MX_BLOCK * c->cols);
+  }
+}
+
+SPECIALIZE(quantize_task, quantize_range)
+
+/* Either pair of outputs may be NULL. rows % 32 == 0 for the columnwise pair, cols % 32 == 0 for
+   the rowwise pair. */
+MX_API void mx_quantize(const void *x, int kind, long rows, long cols, int format, int rule,
+                        uint8_t *row_code, uint8_t *row_scale, uint8_t *col_code, uint8_t *col_scale,
+                        int threads) {
+  call_t c = {.x = x, .kind = kind, .rows = rows, .cols = cols, .format = &FORMATS[format], .rule = rule,
+              .row_code = row_code, .row_scale = row_scale, .col_code = col_code, .col_scale = col_scale};
+  run(quantize_task, &c, threads);
+}
+
+INLINE void fake_range(const call_t *c, long index, const format_t *f) {
+  long r0, r1;
+  range(c, index, &r0, &r1);
+  if (c->axis == -1) {
+    for (long r = r0; r < r1; r++)
+      values_row(c->x, c->kind, r * c->cols, c->cols, f, c->rule, c->out, c->out_kind, r * c->cols);
+    return;
+  }
+  for (long s = r0; s < r1; s += MX_BLOCK) {
+    long rows = r1 - s < MX_BLOCK ? r1 - s : MX_BLOCK;
+    size_t o = (size_t)(s * c->cols);
+    values_strip_store((const char *)c->x + o * kind_size(c->kind), c->kind, rows, c->cols, f,
+                       c->rule, (char *)c->out + o * kind_size(c->out_kind), c->out_kind);
+  }
+}
+
+SPECIALIZE(fake_task, fake_range)
+
+/* For axis -2 a last strip of fewer than 32 rows is quantized as if padded with zero rows. */
+MX_API void mx_fake_quantize(const void *x, int kind, long rows, long cols, int format, int rule, int axis,
+                             void *out, int out_kind, int threads) {
+  call_t c = {.x = x, .kind = kind, .rows = rows, .cols = cols, .format = &FORMATS[format], .rule = rule,
+              .axis = axis, .out = out, .out_kind = out_kind};
+  run(fake_task, &c, threads);
+}
+
+/* bf16 bits of an E4M3 code under a scale that keeps every value a normal bf16 number: bytes 10 to
+   246, with base = (byte - 7) << 7. */
+INLINE uint16_t decode_bits16(uint8_t code, uint16_t base) {
+  uint16_t a = code & 0x7F, one = (uint16_t)(base - 0x100);
+  uint16_t normal = (uint16_t)((uint16_t)(a << 4) + base);
+  uint16_t four = (uint16_t)(one + 0x100 + ((a & 3) << 5)), two = (uint16_t)(one + 0x80 + ((a & 1) << 6));
+  uint16_t small = a < 2 ? one : (a < 4 ? two : four);
+  small = a ? small : 0;
+  uint16_t v = a < 8 ? small : normal;
+  v = a == 0x7F ? 0x7FC0 : v;
+  return v | (uint16_t)((code & 0x80) << 8);
+}
+
+INLINE void decode16(const uint8_t *restrict code, int byte, uint16_t *restrict out) {
+  const uint16_t base = (uint16_t)((byte - 7) << 7);
+  for (int i = 0; i < MX_BLOCK; i++) out[i] = decode_bits16(code[i], base);
+}
+
+void mx_decode_block(const uint8_t *code, int byte, int format, uint16_t *out) {
+  if (format == MX_E4M3 && byte >= 10 && byte <= 246) { decode16(code, byte, out); return; }
+  float s = scale_value(byte);
+  for (int i = 0; i < MX_BLOCK; i++) out[i] = mx_to_bf16(mx_bits(decode(code[i], &FORMATS[format]) * s));
+}
+
+/* `width` columns (16 or 32) of 32 rows, bf16 bits; see mx_decode_tile. */
+INLINE void decode_columns(const uint8_t *code, long stride, const uint8_t *restrict scale, int width,
+                           const format_t *f, uint16_t *restrict out) {
+  uint16_t base[TILE];
+  int ordinary = f->mantissa == 3;
+  for (int c = 0; c < width; c++) {
+    ordinary &= (scale[c] >= 10) & (scale[c] <= 246);
+    base[c] = (uint16_t)((scale[c] - 7) << 7);
+  }
+  if (ordinary) {
+    for (int r = 0; r < MX_BLOCK; r++) {
+      const uint8_t *restrict row = code + r * stride;
+      for (int c = 0; c < width; c++) out[r * width + c] = decode_bits16(row[c], base[c]);
+    }
+    return;
+  }
+  float s[TILE];
+  for (int c = 0; c < width; c++) s[c] = scale_value(scale[c]);
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (int c = 0; c < width; c++)
+      out[r * width + c] = mx_to_bf16(mx_bits(decode(code[r * stride + c], f) * s[c]));
+}
+
+void mx_decode_tile(const uint8_t *code, long stride, const uint8_t *scale, int width, int format, uint16_t *out) {
+  const format_t *f = &FORMATS[format];
+  if (format == MX_E4M3 && width == 16) decode_columns(code, stride, scale, 16, &FORMATS[MX_E4M3], out);
+  else if (format == MX_E4M3 && width == 32) decode_columns(code, stride, scale, 32, &FORMATS[MX_E4M3], out);
+  else decode_columns(code, stride, scale, width, f, out);
+}
+
+INLINE void dequantize_range(const call_t *c, long index, const format_t *f) {
+  long r0, r1;
+  range(c, index, &r0, &r1);
+  for (long r = r0; r < r1; r++) {
+    const uint8_t *code = c->code_in + r * c->cols;
+    if (c->axis == -1) {
+      for (long k = 0; k < c->cols; k += MX_BLOCK) {
+        int byte = c->scale_in[r * (c->cols / MX_BLOCK) + k / MX_BLOCK];
+        if (f == &FORMATS[MX_E4M3] && c->out_kind != MX_FP16 && byte >= 10 && byte <= 246) {
+          uint16_t bits[MX_BLOCK];
+          decode16(code + k, byte, bits);
+          if (c->out_kind == MX_BF16) memcpy((uint16_t *)c->out + r * c->cols + k, bits, sizeof bits);
+          else for (int i = 0; i < MX_BLOCK; i++) ((float *)c->out)[r * c->cols + k + i] = mx_float((uint32_t)bits[i] << 16);
+          continue;
+        }
+        float v[MX_BLOCK], s = scale_value(byte);
+        for (int i = 0; i < MX_BLOCK; i++) v[i] = decode(code[k + i], f) * s;
+        store32(c->out, c->out_kind, r * c->cols + k, v);
+      }
+    } else {
+      const uint8_t *scale = c->scale_in + r / MX_BLOCK * c->cols;
+      for (long k = 0; k < c->cols; k += MX_BLOCK) {
+        int width = c->cols - k < MX_BLOCK ? (int)(c->cols - k) : MX_BLOCK;
+        float v[MX_BLOCK];
+        if (width == MX_BLOCK) {
+          float s[MX_BLOCK];
+          for (int i = 0; i < MX_BLOCK; i++) s[i] = scale_value(scale[k + i]);
+          for (int i = 0; i < MX_BLOCK; i++) v[i] = decode(code[k + i], f) * s[i];
+          store32(c->out, c->out_kind, r * c->cols + k, v);
+          continue;
+        }
+        for (int i = 0; i < width; i++) {
+          float y = decode(code[k + i], f) * scale_value(scale[k + i]);
+          long o = r * c->cols + k + i;
+          if (c->out_kind == MX_FP32) ((float *)c->out)[o] = y;
+          else ((uint16_t *)c->out)[o] = c->out_kind == MX_BF16 ? mx_to_bf16(mx_bits(y)) : mx_to_fp16(y);
+        }
+      }
+    }
+  }
+}
+
+SPECIALIZE(dequantize_task, dequantize_range)
+
+MX_API void mx_dequantize(const uint8_t *code, const uint8_t *scale, long rows, long cols, int format,
+                          int axis, void *out, int out_kind, int threads) {
+  call_t c = {.code_in = code, .scale_in = scale, .rows = rows, .cols = cols, .format = &FORMATS[format],
+              .axis = axis, .out = out, .out_kind = out_kind};
+  run(dequantize_task, &c, threads);
+}
+
+/* Codes of 32 values on the grid with scale `byte`; returns how many are off it. */
+INLINE long encode32(const float *restrict v, int byte, uint8_t *restrict code, const format_t *f) {
+  float s = scale_value(byte), factor = byte == 255 ? s : scale_factor(byte, MX_ROUND_UP);
+  int32_t off = 0;
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint32_t byte_i = encode(v[i] * factor, f), want = mx_bits(v[i]);
+    uint32_t got = mx_bits(decode(byte_i, f) * s);
+    int32_t nan = (want & 0x7FFFFFFF) > 0x7F800000 ? (got & 0x7FFFFFFF) > 0x7F800000 : 0;
+    /* Several codes may overflow to Inf: it cannot be traced back to one. */
+    off += (got == want) & ((got & 0x7FFFFFFF) != 0x7F800000) ? 0 : 1 - nan;
+    code[i] = (uint8_t)byte_i;
+  }
+  return off;
+}
+
+/* The same for bf16 bits in 16-bit arithmetic; 0 where the block is not ordinary. */
+INLINE int encode16(const uint16_t *restrict x, int byte, uint8_t *restrict code, const format_t *f) {
+  const int d = 7 - f->mantissa;
+  if (byte < f->bias + 1 || byte > 254 - f->emax) return 0;
+  const int16_t base = (int16_t)((byte - f->bias) * 128), rest = (int16_t)((1 << d) - 1);
+  const int16_t top = (int16_t)f->code_max;
+  uint16_t odd = 0;
+  for (int i = 0; i < MX_BLOCK; i++) {
+    uint16_t a = x[i] & 0x7FFF;
+    int16_t t = (int16_t)(a - base), n = (int16_t)(t >> d);
+    uint16_t unusual = (uint16_t)((t < 0x80) | ((t & rest) != 0) | (n > top));
+    odd |= a ? unusual : 0;
+    n = a ? n : 0;
+    code[i] = (uint8_t)(n | ((x[i] >> 8) & 0x80));
+  }
+  return !odd;
+}
+
+long mx_encode_block(const uint16_t *x, int byte, int format, uint8_t *code) {
+  const format_t *f = &FORMATS[format];
+  if (format == MX_E4M3 ? encode16(x, byte, code, &FORMATS[MX_E4M3]) : encode16(x, byte, code, f)) return 0;
+  float v[MX_BLOCK];
+  load32(x, MX_BF16, 0, v);
+  return encode32(v, byte, code, f);
+}
+
+INLINE void encode_range(const call_t *c, long index, const format_t *f) {
+  long r0, r1, bad = 0;
+  range(c, index, &r0, &r1);
+  for (long r = r0; r < r1; r++)
+    for (long k = 0; k < c->cols; k += MX_BLOCK) {
+      int byte = c->scale_in[r * (c->cols / MX_BLOCK) + k / MX_BLOCK];
+      uint8_t *code = c->row_code + r * c->cols + k;
+      if (c->kind == MX_BF16 && encode16((const uint16_t *)c->x + r * c->cols + k, byte, code, f)) continue;
+      float v[MX_BLOCK];
+      load32(c->x, c->kind, r * c->cols + k, v);
+      bad += encode32(v, byte, code, f);
+    }
+  if (bad) atomic_fetch_add(c->bad, bad);
+}
+
+SPECIALIZE(encode_task, encode_range)
+
+/* Element bytes of values that already lie on the grid with the given rowwise scales.
+   Returns how many values do not. */
+MX_API long mx_encode(const void *x, int kind, const uint8_t *scale, long rows, long cols, int format,
+                      uint8_t *code, int threads) {
+  atomic_long bad = 0;
+  call_t c = {.x = x, .kind = kind, .scale_in = scale, .rows = rows, .cols = cols, .format = &FORMATS[format],
+              .row_code = code, .bad = &bad};
+  run(encode_task, &c, threads);
+  return atomic_load(&bad);
+}
