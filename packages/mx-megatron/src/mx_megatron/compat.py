@@ -65,7 +65,8 @@ def require_megatron() -> str:
             "repository's engine build makes"
         )
     with expected_warnings():
-        from megatron.core.package_info import __version__ as version
+        # Not __version__: Megatron-Core adds the commit of whatever git work tree it lies in.
+        from megatron.core.package_info import __shortversion__ as version
     if version != MEGATRON_VERSION:
         raise ImportError(
             f"megatron-core is {version}; the learner is written against {MEGATRON_VERSION}. "
