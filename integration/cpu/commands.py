@@ -37,8 +37,9 @@ class Command:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
 
     @property
     def output(self) -> str:

@@ -63,12 +63,12 @@ def _operand(module: nn.Module, places: list[Place]) -> MXTensor | Tensor:
     operand = operand_of(module)
     if grid is None:
         return operand.read_back_bf16()
-    return operand.read_back(grid=grid, scales=module.weight_scale.data)
+    return operand.read_back(grid=grid, scales=module.get_parameter("weight_scale").data)
 
 
 def _difference(place: Place, read: MXTensor | Tensor, module: nn.Module) -> ValueError | None:
     data = read.elements if isinstance(read, MXTensor) else read
-    stored = module.weight.data[slice(*place.rows)]
+    stored = module.get_parameter("weight").data[slice(*place.rows)]
     if torch.equal(_words(data), _words(stored)):
         return None
     return ValueError(f"{place.name}: the GEMM's operand is not the stored parameter")

@@ -96,9 +96,10 @@ class MxLinearMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         if self.grid is None:
-            refresh(layer, layer.weight.data)
+            refresh(layer, layer.get_parameter("weight").data)
         else:
-            refresh(layer, MXTensor(layer.weight.data, layer.weight_scale.data, self.grid))
+            elements, scales = (layer.get_parameter(n).data for n in ("weight", "weight_scale"))
+            refresh(layer, MXTensor(elements, scales, self.grid))
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x ``[..., K]`` bf16 -> ``[..., N]`` bf16; a bias is added in bf16."""
@@ -119,7 +120,7 @@ class MxEmbeddingMethod(QuantizeMethodBase):
 
     def create_weights(
         self,
-        layer: nn.Module,
+        layer: Any,
         input_size_per_partition: int,
         output_partition_sizes: list[int],
         input_size: int,
@@ -149,9 +150,9 @@ class MxEmbeddingMethod(QuantizeMethodBase):
         if is_tied(layer):
             layer._parameters.pop("weight", None)
         elif isinstance(layer, ParallelLMHead) or "mx_has_tied_head" in layer.__dict__:
-            refresh(layer, layer.weight.data)
+            refresh(layer, layer.get_parameter("weight").data)
 
-    def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
+    def embedding(self, layer: Any, input_: Tensor) -> Tensor:
         return nn.functional.embedding(input_, layer.weight)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:

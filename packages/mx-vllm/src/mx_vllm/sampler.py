@@ -89,7 +89,7 @@ class VllmSampler:
         llm = _start(
             checkpoint, precision, max_model_len, max_num_seqs, seed, kv_cache_gib, threads
         )
-        from mx_quant import compute_dtype
+        from mx_quant.linear import selected
         from mx_vllm.audit import check_layer_set
         from mx_vllm.engine import live_worker
         from mx_vllm.names import canonical_places
@@ -98,7 +98,7 @@ class VllmSampler:
         check_layer_set(canonical_places(live_worker(llm).model_runner.model), checkpoint)
         facts |= {
             "precision": precision,
-            "gemm": f"emulated, {str(compute_dtype()).removeprefix('torch.')} operands",
+            "gemm": f"emulated on {selected()}",
             "threads": str(torch.get_num_threads()),
         }
         return cls(llm, open_sink(llm, version=held), facts=facts)

@@ -235,8 +235,10 @@ def _batch(request: SampleRequest, completions: Sequence[Completion]) -> Batch:
     return Batch(tuple(groups), tuple(advantages))
 
 
-def _rounded(line: Line) -> Line:
-    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in line.items()}
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
