@@ -183,3 +183,42 @@ def test_encoding_counts_values_that_are_off_the_grid(backend: ModuleType) -> No
 
 def test_backend_says_which_and_why() -> None:
     assert describe().startswith("native (" if native.available() else "eager: ")
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=lambda g: g.id)
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_out_is_filled_and_returned_whatever_its_layout(grid: Grid, axis: int) -> None:
+    x = mixed(128, 256, torch.bfloat16, kind="heavy")
+    expected = reference.quantize(x, grid=grid, axis=axis)
+    values = reference.dequantize(expected, dtype=torch.bfloat16)
+
+    wide = torch.zeros(128, 512, dtype=torch.uint8).view(grid.element.torch_dtype)
+    for elements in (wide[:, :256].contiguous(), wide[:, 256:]):
+        target = MXTensor(elements, torch.zeros_like(expected.scales), grid, axis)
+        assert quantize(x, grid=grid, axis=axis, out=target) is target
+        same(target, expected)
+
+    room = torch.full((128, 512), 7.0, dtype=torch.bfloat16)
+    for out in (room[:, :256].contiguous(), room[:, 256:]):
+        assert dequantize(expected, dtype=torch.bfloat16, out=out) is out
+        assert compare(out, values).same_values
+        out.fill_(7)
+        assert fake_quantize(x, grid=grid, axis=axis, out=out) is out
+        assert compare(out, values).same_values
+    assert bool((room[:, :256] == 7).all())
+
+
+def test_out_that_does_not_fit_is_refused_and_left_alone() -> None:
+    x = mixed(64, 64, torch.bfloat16, kind="gauss")
+    t = quantize(x, grid=MXFP8)
+    for wrong in (quantize(x[:32], grid=MXFP8), quantize(x, grid=MXFP8, axis=-2)):
+        before = wrong.element_bytes.clone()
+        with pytest.raises(ValueError, match=r"out is .* expected \(64, 64\) on grid 'mxfp8'"):
+            quantize(x, grid=MXFP8, out=wrong)
+        assert torch.equal(wrong.element_bytes, before)
+    for out in (torch.zeros(64, 32, dtype=torch.bfloat16), torch.zeros(64, 64)):
+        with pytest.raises(ValueError, match=r"out is torch.* expected torch.bfloat16 \(64, 64\)"):
+            dequantize(t, dtype=torch.bfloat16, out=out)
+        with pytest.raises(ValueError, match=r"out is torch.* expected torch.bfloat16 \(64, 64\)"):
+            fake_quantize(x, grid=MXFP8, out=out)
+        assert not out.any()

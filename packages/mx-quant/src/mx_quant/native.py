@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "mx_quantize": ([_P, _I, _L, _L, _I, _I, _P, _P, _P, _P, _I], None),
     "mx_fake_quantize": ([_P, _I, _L, _L, _I, _I, _I, _P, _I, _I], None),
     "mx_dequantize": ([_P, _P, _L, _L, _I, _I, _P, _I, _I], None),
+    "mx_advise": ([_P, ctypes.c_size_t], None),
     "mx_encode": ([_P, _I, _P, _L, _L, _I, _P, _I], _L),
     "mx_pack": ([_P, _I, _L, _L, _I, _I, _P, _I], None),
     "mx_unpack": ([_P, _L, _L, _I, _I, _P, _I, _I], None),
@@ -118,10 +119,21 @@ def _rows(x: Tensor) -> int:
     return math.prod(x.shape[:-1])
 
 
+_LARGE_BYTES = 4 * 2**20
+
+
+def fresh(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """``torch.empty`` on the CPU; a large tensor asks for large pages, which fault less often."""
+    out = torch.empty(shape, dtype=dtype)
+    if out.nbytes >= _LARGE_BYTES:
+        library().mx_advise(out.data_ptr(), out.nbytes)
+    return out
+
+
 def empty(shape: tuple[int, ...], *, grid: Grid, axis: int) -> MXTensor:
     """An MXTensor whose bytes are yet to be written."""
     return MXTensor(
-        torch.empty(shape, dtype=torch.uint8).view(grid.element.torch_dtype),
+        fresh(shape, torch.uint8).view(grid.element.torch_dtype),
         torch.empty(grid.scale_shape(shape, axis=axis), dtype=grid.scale_dtype),
         grid,
         axis,
@@ -163,10 +175,12 @@ def quantize_both(x: Tensor, *, grid: Grid) -> tuple[MXTensor, MXTensor]:
     return row, column
 
 
-def fake_quantize(x: Tensor, *, grid: Grid, axis: int, dtype: torch.dtype) -> Tensor:
-    """As ``mx_quant.fake_quantize``."""
+def fake_quantize(
+    x: Tensor, *, grid: Grid, axis: int, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """As ``mx_quant.fake_quantize``; ``out`` is contiguous, on the CPU, in ``dtype``."""
     x = x.detach().contiguous()
-    out = torch.empty(x.shape, dtype=dtype)
+    out = fresh(x.shape, dtype) if out is None else out
     library().mx_fake_quantize(
         x.data_ptr(),
         KINDS[x.dtype],
@@ -187,10 +201,10 @@ def supports_dequantize(t: MXTensor, dtype: torch.dtype) -> bool:
     return available() and on_cpu and dtype in KINDS and supports_grid(t.grid)
 
 
-def dequantize(t: MXTensor, *, dtype: torch.dtype) -> Tensor:
-    """As ``mx_quant.dequantize``."""
+def dequantize(t: MXTensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """As ``mx_quant.dequantize``; ``out`` is contiguous, on the CPU, in ``dtype``."""
     t = t.contiguous()
-    out = torch.empty(t.shape, dtype=dtype)
+    out = fresh(t.shape, dtype) if out is None else out
     library().mx_dequantize(
         t.elements.data_ptr(),
         t.scales.data_ptr(),

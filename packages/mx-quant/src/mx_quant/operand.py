@@ -8,6 +8,7 @@ from torch import Tensor
 from mx_quant import eager, native
 from mx_quant.gemm import Gemm, compute_dtype, native_linear, selected, torch_linear, values
 from mx_quant.grids import Grid
+from mx_quant.quantize import dequantize
 from mx_quant.tensor import MXTensor
 
 
@@ -89,6 +90,10 @@ class Operand:
         if isinstance(w, MXTensor):
             if self.gemm is Gemm.NATIVE and self._packable(w):
                 self._pack_codes(w.contiguous())
+                return
+            if compute_dtype() == torch.bfloat16 and _fits_bf16(w):
+                self.half = True
+                dequantize(w, dtype=torch.bfloat16, out=self._reserve(self.shape, torch.bfloat16))
                 return
             exact = _exact_bf16(w)
             dense = w.dequantize(torch.float32) if exact is None else exact

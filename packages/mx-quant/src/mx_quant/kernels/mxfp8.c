@@ -2,10 +2,15 @@
  *
  * Two paths. The 16-bit path serves bf16 blocks that are ordinary: finite, no element but zero below
  * the smallest normal of the element format, and that one a normal bf16 number. There, dividing by the scale is a
- * subtraction from the exponent and everything stays in 16-bit integers. The 32-bit path serves
- * every other block and input type. Loops over a block are plain C for the compiler to vectorize.
+ * subtraction from the exponent and everything stays in 16-bit lanes (lanes.h). The 32-bit path
+ * serves every other block and input type; its loops are plain C for the compiler to vectorize.
  */
-#include "mx.h"
+#if defined(__linux__)
+#define _DEFAULT_SOURCE
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+#include "lanes.h"
 #include <stdatomic.h>
 
 typedef struct {
@@ -13,8 +18,6 @@ typedef struct {
   uint32_t max_bits, min_normal_bits;
   float reciprocal, magic; /* magic + y has the subnormal code of y in its low mantissa bits */
 } format_t;
-
-#define INLINE static inline __attribute__((always_inline))
 
 static const format_t FORMATS[2] = {
     {3, 7, 8, 0x7E, 0x7F, 0x43E00000, 0x3C800000, 1.0f / 448.0f, 0x1p14f},
@@ -122,55 +125,67 @@ INLINE int ordinary_byte(uint32_t amax, const format_t *f, int rule) {
   return amax >= 0x7F80 || byte < f->bias ? 0 : byte;
 }
 
-INLINE uint32_t amax16(const uint16_t *x) {
-  uint16_t amax = 0;
-  for (int i = 0; i < MX_BLOCK; i++) {
-    uint16_t a = x[i] & 0x7FFF;
-    amax = a > amax ? a : amax;
-  }
-  return amax;
+INLINE lanes magnitude(lanes x) { return l_and(x, l_set(0x7FFF)); }
+
+INLINE lanes sign_bit(lanes x) { return l_and(l_shr(x, 8), l_set(0x80)); }
+
+/* bf16 bits of the power of two that amax / max is rounded up to, times 2^emax: adding 0x1F carries
+   into the exponent where the mantissa exceeds that of the largest element. */
+INLINE lanes raised(lanes amax, int rule) {
+  return l_and(l_add(amax, l_set(rule != MX_FLOOR ? 0x1F : 0)), l_set(0x7F80));
 }
 
-INLINE int quantize16(const uint16_t *restrict x, uint8_t *restrict code, uint8_t *restrict scale, const format_t *f, int rule) {
-  int byte = ordinary_byte(amax16(x), f, rule);
-  if (!byte) return 0;
+/* bf16 bits of the scale, less the exponent of the element's bias. Zero for a block of zeros, whose
+   elements then stay zero. */
+INLINE lanes base_of(lanes raised_amax, const format_t *f) {
+  return l_max(l_sub(raised_amax, l_set((f->emax + f->bias) << 7)), l_set(0));
+}
+
+/* Lanes that are not zero and below the smallest normal element. */
+INLINE lane_mask below_normal(lanes a, lanes base) {
+  return m_less(l_lt(l_sub(a, base), l_set(0x80)), l_eq(a, l_set(0)));
+}
+
+INLINE lanes quantize_lanes(lanes x, lanes base, const format_t *f, lane_mask *odd) {
   const int d = 7 - f->mantissa;
-  const int16_t base = (int16_t)((byte - f->bias) * 128), half = (int16_t)((1 << (d - 1)) - 1);
-  const int16_t top = (int16_t)f->code_max;
-  uint16_t subnormal = 0;
-  uint8_t out[MX_BLOCK];
-  for (int i = 0; i < MX_BLOCK; i++) {
-    uint16_t a = x[i] & 0x7FFF;
-    int16_t t = (int16_t)(a - base);
-    int16_t n = (int16_t)((int16_t)(t + half + ((t >> d) & 1)) >> d);
-    n = n < top ? n : top;
-    n = a ? n : 0;
-    subnormal |= (uint16_t)((t < 0x80) & (a != 0));
-    out[i] = (uint8_t)(n | ((x[i] >> 8) & 0x80));
-  }
-  if (subnormal) return 0;
-  memcpy(code, out, MX_BLOCK);
-  *scale = (uint8_t)byte;
+  lanes a = magnitude(x), t = l_sub(a, base);
+  lanes tie = l_and(l_shr(t, d), l_set(1));
+  lanes n = l_sar(l_add(l_add(t, l_set((1 << (d - 1)) - 1)), tie), d);
+  n = l_max(l_min(n, l_set(f->code_max)), l_set(0));
+  *odd = m_or(*odd, below_normal(a, base));
+  return l_or(n, sign_bit(x));
+}
+
+/* The values of the same codes: the mantissa rounded to the element's. */
+INLINE lanes values_lanes(lanes x, lanes raised_amax, const format_t *f, lane_mask *odd) {
+  const int d = 7 - f->mantissa;
+  lanes a = magnitude(x), tie = l_and(l_shr(a, d), l_set(1));
+  lanes n = l_and(l_add(l_add(a, l_set((1 << (d - 1)) - 1)), tie), l_set(~((1 << d) - 1)));
+  n = l_min(n, l_or(raised_amax, l_set(0x60)));
+  *odd = m_or(*odd, below_normal(a, base_of(raised_amax, f)));
+  return l_or(n, l_and(x, l_set(-0x8000)));
+}
+
+INLINE int quantize16(const uint16_t *x, uint8_t *code, uint8_t *scale, const format_t *f, int rule) {
+  int amax;
+  lanes v = l_load(x), up = raised(l_spread_max(magnitude(v), &amax), rule);
+  int byte = ordinary_byte((uint32_t)amax, f, rule);
+  if (!byte && amax) return 0;
+  lane_mask odd = m_none();
+  lanes codes = quantize_lanes(v, base_of(up, f), f, &odd);
+  if (m_any(odd)) return 0;
+  l_store_bytes(code, codes);
+  *scale = (uint8_t)stored_byte(byte, rule);
   return 1;
 }
 
-/* Values of an ordinary block as bf16 bits: the mantissa rounded to the element's. */
-INLINE int values16(const uint16_t *restrict x, uint16_t *restrict out, const format_t *f, int rule) {
-  int byte = ordinary_byte(amax16(x), f, rule);
-  if (!byte) return 0;
-  const int d = 7 - f->mantissa;
-  const uint16_t half = (uint16_t)((1 << (d - 1)) - 1), mask = (uint16_t)~((1 << d) - 1);
-  const uint16_t smallest = (uint16_t)((byte + 1 - f->bias) << 7);
-  const uint16_t top = (uint16_t)(((byte + f->emax) << 7) | 0x60);
-  uint16_t subnormal = 0;
-  for (int i = 0; i < MX_BLOCK; i++) {
-    uint16_t a = x[i] & 0x7FFF;
-    uint16_t n = (uint16_t)(a + half + ((a >> d) & 1)) & mask;
-    n = n < top ? n : top;
-    subnormal |= (uint16_t)((a < smallest) & (a != 0));
-    out[i] = n | (x[i] & 0x8000);
-  }
-  return !subnormal;
+INLINE int values16(const uint16_t *x, lanes *out, const format_t *f, int rule) {
+  int amax;
+  lanes v = l_load(x), up = raised(l_spread_max(magnitude(v), &amax), rule);
+  if (amax && !ordinary_byte((uint32_t)amax, f, rule)) return 0;
+  lane_mask odd = m_none();
+  *out = values_lanes(v, up, f, &odd);
+  return !m_any(odd);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -186,20 +201,18 @@ INLINE void quantize_row(const void *x, int kind, long offset, long cols, const 
   }
 }
 
+INLINE void store_values(void *out, int out_kind, long offset, lanes v) {
+  if (out_kind == MX_FP32) l_store_fp32((float *)out + offset, v);
+  else l_store((uint16_t *)out + offset, v);
+}
+
 INLINE void values_row(const void *x, int kind, long offset, long cols, const format_t *f, int rule,
                        void *out, int out_kind, long out_offset) {
   for (long c = 0; c < cols; c += MX_BLOCK) {
-    if (kind == MX_BF16 && out_kind != MX_FP16) {
-      uint16_t bits[MX_BLOCK];
-      if (values16((const uint16_t *)x + offset + c, bits, f, rule)) {
-        if (out_kind == MX_BF16) {
-          memcpy((uint16_t *)out + out_offset + c, bits, sizeof bits);
-        } else {
-          float *p = (float *)out + out_offset + c;
-          for (int i = 0; i < MX_BLOCK; i++) p[i] = mx_float((uint32_t)bits[i] << 16);
-        }
-        continue;
-      }
+    lanes bits;
+    if (kind == MX_BF16 && out_kind != MX_FP16 && values16((const uint16_t *)x + offset + c, &bits, f, rule)) {
+      store_values(out, out_kind, out_offset + c, bits);
+      continue;
     }
     float v[MX_BLOCK];
     load32(x, kind, offset + c, v);
@@ -252,70 +265,27 @@ INLINE void load_tile32(const void *x, int kind, long rows, long cols, long c0, 
   }
 }
 
-/* Scale bytes of an ordinary tile; 0 where any column is not ordinary. All-zero columns count as
-   ordinary with byte 0: their elements are zero whatever the scale. */
-INLINE int tile_bytes16(uint16_t t[MX_BLOCK][TILE], const format_t *f, int rule, int16_t byte[TILE]) {
-  uint16_t amax[TILE] = {0};
-  for (int r = 0; r < MX_BLOCK; r++)
-    for (int c = 0; c < TILE; c++) {
-      uint16_t a = t[r][c] & 0x7FFF;
-      amax[c] = a > amax[c] ? a : amax[c];
-    }
-  int16_t bad = 0;
-  const int16_t carry = rule != MX_FLOOR;
-  for (int c = 0; c < TILE; c++) {
-    int16_t b = (int16_t)((amax[c] >> 7) - f->emax + (carry & ((amax[c] & 0x7F) > 0x60)));
-    bad |= (int16_t)((amax[c] >= 0x7F80) | ((b < f->bias) & (amax[c] != 0)));
-    byte[c] = amax[c] ? b : 0;
-  }
-  return !bad;
-}
-
-INLINE int quantize_tile16(uint16_t (*restrict t)[TILE], const format_t *f, int rule,
-                           uint8_t (*restrict code)[TILE], uint8_t *restrict scale) {
-  int16_t byte[TILE], base[TILE];
-  if (!tile_bytes16(t, f, rule, byte)) return 0;
-  const int d = 7 - f->mantissa;
-  const int16_t half = (int16_t)((1 << (d - 1)) - 1), top = (int16_t)f->code_max;
-  for (int c = 0; c < TILE; c++) base[c] = (int16_t)((byte[c] - f->bias) * 128);
-  uint16_t subnormal = 0;
-  for (int r = 0; r < MX_BLOCK; r++)
-    for (int c = 0; c < TILE; c++) {
-      uint16_t a = t[r][c] & 0x7FFF;
-      int16_t y = (int16_t)(a - base[c]);
-      int16_t n = (int16_t)((int16_t)(y + half + ((y >> d) & 1)) >> d);
-      n = n < top ? n : top;
-      n = a ? n : 0;
-      subnormal |= (uint16_t)((y < 0x80) & (a != 0));
-      code[r][c] = (uint8_t)(n | ((t[r][c] >> 8) & 0x80));
-    }
-  for (int c = 0; c < TILE; c++) scale[c] = (uint8_t)stored_byte(byte[c], rule);
-  return !subnormal;
+/* Scale bytes of 32 columns, and their scales as `raised`; 0 where a column is not ordinary. Columns
+   of zeros count as ordinary, with byte 0. */
+INLINE int column_scales(lanes amax, const format_t *f, int rule, lanes *up, lanes *byte) {
+  lane_mask zero = l_eq(amax, l_set(0));
+  *up = raised(amax, rule);
+  lane_mask low = l_lt(*up, l_set((f->emax + f->bias) << 7));
+  lane_mask bad = m_or(l_lt(l_set(0x7F7F), amax), m_less(low, zero));
+  *byte = l_clear(zero, l_sub(l_shr(*up, 7), l_set(f->emax)));
+  if (rule == MX_ROUND_UP_ZERO_AS_ONE) *byte = l_max(*byte, l_set(1));
+  return !m_any(bad);
 }
 
 INLINE int values_tile16(uint16_t t[MX_BLOCK][TILE], const format_t *f, int rule) {
-  int16_t byte[TILE];
-  uint16_t smallest[TILE], top[TILE], subnormal = 0;
-  if (!tile_bytes16(t, f, rule, byte)) return 0;
-  const int d = 7 - f->mantissa;
-  const uint16_t half = (uint16_t)((1 << (d - 1)) - 1), mask = (uint16_t)~((1 << d) - 1);
-  for (int c = 0; c < TILE; c++) {
-    smallest[c] = (uint16_t)(byte[c] ? (byte[c] + 1 - f->bias) << 7 : 0);
-    top[c] = (uint16_t)(((byte[c] + f->emax) << 7) | 0x60);
-  }
-  for (int r = 0; r < MX_BLOCK; r++)
-    for (int c = 0; c < TILE; c++) {
-      uint16_t a = t[r][c] & 0x7FFF;
-      subnormal |= (uint16_t)((a < smallest[c]) & (a != 0));
-    }
-  if (subnormal) return 0;
-  for (int r = 0; r < MX_BLOCK; r++)
-    for (int c = 0; c < TILE; c++) {
-      uint16_t a = t[r][c] & 0x7FFF;
-      uint16_t n = (uint16_t)(a + half + ((a >> d) & 1)) & mask;
-      n = n < top[c] ? n : top[c];
-      t[r][c] = n | (t[r][c] & 0x8000);
-    }
+  lanes amax = l_set(0), up, byte;
+  for (int r = 0; r < MX_BLOCK; r++) amax = l_max(amax, magnitude(l_load(t[r])));
+  if (!column_scales(amax, f, rule, &up, &byte)) return 0;
+  uint16_t out[MX_BLOCK][TILE];
+  lane_mask odd = m_none();
+  for (int r = 0; r < MX_BLOCK; r++) l_store(out[r], values_lanes(l_load(t[r]), up, f, &odd));
+  if (m_any(odd)) return 0;
+  memcpy(t, out, sizeof out);
   return 1;
 }
 
@@ -346,23 +316,66 @@ INLINE void decode_tile(uint8_t (*restrict code)[TILE], const uint8_t *restrict 
     for (int c = 0; c < TILE; c++) t[r][c] = decode(code[r][c], f) * s[c];
 }
 
+INLINE void quantize_columns32(const void *x, int kind, long cols, long c, int width, const format_t *f, int rule,
+                               uint8_t *code, uint8_t *scale) {
+  float t[MX_BLOCK][TILE];
+  uint8_t out[MX_BLOCK][TILE], bytes[TILE];
+  load_tile32(x, kind, MX_BLOCK, cols, c, width, t);
+  quantize_tile32(t, f, rule, out, bytes);
+  for (int r = 0; r < MX_BLOCK; r++) memcpy(code + r * cols + c, out[r], (size_t)width);
+  memcpy(scale + c, bytes, (size_t)width);
+}
+
+enum { STRIP = 2048 }; /* columns of a strip that are gone through twice: 128 KiB */
+
+/* The amax of `width` columns of 32 rows: rows are read in their order, four together. */
+INLINE void strip_amax(const uint16_t *x, long stride, long width, uint16_t *amax) {
+  for (int r = 0; r < MX_BLOCK; r += 4) {
+    const uint16_t *row = x + r * stride;
+    for (long c = 0; c < width; c += TILE) {
+      lanes m = magnitude(l_load(row + c));
+      for (int i = 1; i < 4; i++) m = l_max(m, magnitude(l_load(row + i * stride + c)));
+      l_store(amax + c, r ? l_max(m, l_load(amax + c)) : m);
+    }
+  }
+}
+
+/* `tiles` times 32 columns, 1 or 2, so that whole cache lines of codes are written at a time. */
+INLINE void quantize_tiles16(const uint16_t *x, long cols, long c, const uint16_t *amax, int tiles, const format_t *f,
+                             int rule, uint8_t *code, uint8_t *scale) {
+  lanes base[2], byte[2];
+  lane_mask odd[2];
+  int ordinary = 1;
+  for (int i = 0; i < tiles; i++) {
+    lanes up;
+    ordinary &= column_scales(l_load(amax + i * TILE), f, rule, &up, &byte[i]);
+    base[i] = base_of(up, f);
+    odd[i] = m_none();
+  }
+  if (ordinary)
+    for (int r = 0; r < MX_BLOCK; r++)
+      for (int i = 0; i < tiles; i++) {
+        long o = r * cols + c + i * TILE;
+        l_store_bytes(code + o, quantize_lanes(l_load(x + o), base[i], f, &odd[i]));
+      }
+  for (int i = 0; i < tiles; i++)
+    if (!ordinary || m_any(odd[i])) quantize_columns32(x, MX_BF16, cols, c + i * TILE, TILE, f, rule, code, scale);
+    else l_store_bytes(scale + c + i * TILE, byte[i]);
+}
+
 INLINE void quantize_strip(const void *x, int kind, long cols, const format_t *f, int rule,
                            uint8_t *code, uint8_t *scale) {
-  union { uint16_t h[MX_BLOCK][TILE]; float w[MX_BLOCK][TILE]; } t;
-  uint8_t out[MX_BLOCK][TILE], bytes[TILE];
-  for (long c = 0; c < cols; c += TILE) {
-    int width = cols - c < TILE ? (int)(cols - c) : TILE, done = 0;
-    if (kind == MX_BF16) {
-      load_tile16((const uint16_t *)x, MX_BLOCK, cols, c, width, t.h);
-      done = quantize_tile16(t.h, f, rule, out, bytes);
-    }
-    if (!done) {
-      load_tile32(x, kind, MX_BLOCK, cols, c, width, t.w);
-      quantize_tile32(t.w, f, rule, out, bytes);
-    }
-    for (int r = 0; r < MX_BLOCK; r++) memcpy(code + r * cols + c, out[r], (size_t)width);
-    memcpy(scale + c, bytes, (size_t)width);
+  long whole = kind == MX_BF16 ? cols / TILE * TILE : 0;
+  for (long c0 = 0; c0 < whole; c0 += STRIP) {
+    uint16_t amax[STRIP];
+    long width = whole - c0 < STRIP ? whole - c0 : STRIP, c = 0;
+    strip_amax((const uint16_t *)x + c0, cols, width, amax);
+    for (; c + 2 * TILE <= width; c += 2 * TILE)
+      quantize_tiles16(x, cols, c0 + c, amax + c, 2, f, rule, code, scale);
+    if (c < width) quantize_tiles16(x, cols, c0 + c, amax + c, 1, f, rule, code, scale);
   }
+  for (long c = whole; c < cols; c += TILE)
+    quantize_columns32(x, kind, cols, c, cols - c < TILE ? (int)(cols - c) : TILE, f, rule, code, scale);
 }
 
 /* One tile's values: bf16 bits in t->h and 1 returned, or fp32 in t->w and 0. */
@@ -398,9 +411,40 @@ void mx_values_strip(const void *x, int kind, long rows, long cols, long c0, lon
   }
 }
 
+/* 32 whole rows of bf16: as quantize_strip, to `out` of the same width. */
+INLINE long values_strip16(const uint16_t *x, long cols, const format_t *f, int rule, void *out, int out_kind) {
+  long whole = cols / TILE * TILE;
+  for (long c0 = 0; c0 < whole; c0 += STRIP) {
+    uint16_t amax[STRIP];
+    long width = whole - c0 < STRIP ? whole - c0 : STRIP;
+    strip_amax(x + c0, cols, width, amax);
+    for (long c = 0; c < width; c += TILE) {
+      lanes up, byte;
+      lane_mask odd = m_none();
+      int ordinary = column_scales(l_load(amax + c), f, rule, &up, &byte);
+      for (int r = 0; ordinary && r < MX_BLOCK; r++) {
+        long o = r * cols + c0 + c;
+        store_values(out, out_kind, o, values_lanes(l_load(x + o), up, f, &odd));
+      }
+      if (!ordinary || m_any(odd)) {
+        float t[MX_BLOCK][TILE];
+        uint8_t code[MX_BLOCK][TILE], bytes[TILE];
+        load_tile32(x, MX_BF16, MX_BLOCK, cols, c0 + c, TILE, t);
+        quantize_tile32(t, f, rule, code, bytes);
+        decode_tile(code, bytes, f, t);
+        for (int r = 0; r < MX_BLOCK; r++) store32(out, out_kind, r * cols + c0 + c, t[r]);
+      }
+    }
+  }
+  return whole;
+}
+
 INLINE void values_strip_store(const void *x, int kind, long rows, long cols, const format_t *f, int rule,
                                void *out, int out_kind) {
-  for (long c = 0; c < cols; c += TILE) {
+  long c = kind == MX_BF16 && out_kind != MX_FP16 && rows == MX_BLOCK
+               ? values_strip16((const uint16_t *)x, cols, f, rule, out, out_kind)
+               : 0;
+  for (; c < cols; c += TILE) {
     tile_t t;
     int width = cols - c < TILE ? (int)(cols - c) : TILE;
     int half = values_tile(x, kind, rows, cols, c, width, f, rule, &t);
@@ -522,15 +566,41 @@ INLINE uint16_t decode_bits16(uint8_t code, uint16_t base) {
   return v | (uint16_t)((code & 0x80) << 8);
 }
 
-INLINE void decode16(const uint8_t *restrict code, int byte, uint16_t *restrict out) {
-  const uint16_t base = (uint16_t)((byte - 7) << 7);
-  for (int i = 0; i < MX_BLOCK; i++) out[i] = decode_bits16(code[i], base);
+/* bf16 bits of codes under base = (byte - bias) << 7; `odd` where a code is subnormal or not finite. */
+INLINE lanes decode_lanes(lanes code, lanes base, const format_t *f, lane_mask *odd) {
+  lanes a = l_and(code, l_set(0x7F));
+  lane_mask zero = l_eq(a, l_set(0));
+  lanes n = l_clear(zero, l_add(l_shl(a, 7 - f->mantissa), base));
+  lane_mask small = m_less(l_lt(a, l_set(1 << f->mantissa)), zero);
+  *odd = m_or(small, l_lt(l_set(f->code_max), a));
+  return l_or(n, l_shl(l_and(code, l_set(0x80)), 8));
+}
+
+/* Whether every normal element under this scale is a normal bf16 number. */
+INLINE int ordinary_scale(int byte, const format_t *f) { return byte >= f->bias && byte <= 254 - f->emax; }
+
+/* One block as bf16 bits; 0 where bf16 arithmetic does not do. */
+INLINE int decode16(const uint8_t *code, int byte, const format_t *f, lanes *out) {
+  if (!ordinary_scale(byte, f)) return 0;
+  lane_mask odd;
+  *out = decode_lanes(l_load_bytes(code), l_set((byte - f->bias) << 7), f, &odd);
+  return !m_any(odd);
+}
+
+/* The same for 32 columns of one row, each with its own scale. */
+INLINE int decode_row16(const uint8_t *code, const uint8_t *scale, const format_t *f, lanes *out) {
+  lanes bytes = l_load_bytes(scale);
+  lane_mask odd, rare = m_or(l_lt(bytes, l_set(f->bias)), l_lt(l_set(254 - f->emax), bytes));
+  *out = decode_lanes(l_load_bytes(code), l_shl(l_sub(bytes, l_set(f->bias)), 7), f, &odd);
+  return !m_any(m_or(odd, rare));
 }
 
 void mx_decode_block(const uint8_t *code, int byte, int format, uint16_t *out) {
-  if (format == MX_E4M3 && byte >= 10 && byte <= 246) { decode16(code, byte, out); return; }
+  const format_t *f = &FORMATS[format];
+  lanes bits;
+  if (decode16(code, byte, f, &bits)) { l_store(out, bits); return; }
   float s = scale_value(byte);
-  for (int i = 0; i < MX_BLOCK; i++) out[i] = mx_to_bf16(mx_bits(decode(code[i], &FORMATS[format]) * s));
+  for (int i = 0; i < MX_BLOCK; i++) out[i] = mx_to_bf16(mx_bits(decode(code[i], f) * s));
 }
 
 /* `width` columns (16 or 32) of 32 rows, bf16 bits; see mx_decode_tile. */
@@ -571,11 +641,9 @@ INLINE void dequantize_range(const call_t *c, long index, const format_t *f) {
     if (c->axis == -1) {
       for (long k = 0; k < c->cols; k += MX_BLOCK) {
         int byte = c->scale_in[r * (c->cols / MX_BLOCK) + k / MX_BLOCK];
-        if (f == &FORMATS[MX_E4M3] && c->out_kind != MX_FP16 && byte >= 10 && byte <= 246) {
-          uint16_t bits[MX_BLOCK];
-          decode16(code + k, byte, bits);
-          if (c->out_kind == MX_BF16) memcpy((uint16_t *)c->out + r * c->cols + k, bits, sizeof bits);
-          else for (int i = 0; i < MX_BLOCK; i++) ((float *)c->out)[r * c->cols + k + i] = mx_float((uint32_t)bits[i] << 16);
+        lanes bits;
+        if (c->out_kind != MX_FP16 && decode16(code + k, byte, f, &bits)) {
+          store_values(c->out, c->out_kind, r * c->cols + k, bits);
           continue;
         }
         float v[MX_BLOCK], s = scale_value(byte);
@@ -587,6 +655,11 @@ INLINE void dequantize_range(const call_t *c, long index, const format_t *f) {
       for (long k = 0; k < c->cols; k += MX_BLOCK) {
         int width = c->cols - k < MX_BLOCK ? (int)(c->cols - k) : MX_BLOCK;
         float v[MX_BLOCK];
+        lanes bits;
+        if (width == MX_BLOCK && c->out_kind != MX_FP16 && decode_row16(code + k, scale + k, f, &bits)) {
+          store_values(c->out, c->out_kind, r * c->cols + k, bits);
+          continue;
+        }
         if (width == MX_BLOCK) {
           float s[MX_BLOCK];
           for (int i = 0; i < MX_BLOCK; i++) s[i] = scale_value(scale[k + i]);
@@ -629,22 +702,18 @@ INLINE long encode32(const float *restrict v, int byte, uint8_t *restrict code, 
   return off;
 }
 
-/* The same for bf16 bits in 16-bit arithmetic; 0 where the block is not ordinary. */
-INLINE int encode16(const uint16_t *restrict x, int byte, uint8_t *restrict code, const format_t *f) {
+/* The same for bf16 bits in 16-bit lanes; 0 where the block is not ordinary. */
+INLINE int encode16(const uint16_t *x, int byte, uint8_t *code, const format_t *f) {
   const int d = 7 - f->mantissa;
-  if (byte < f->bias + 1 || byte > 254 - f->emax) return 0;
-  const int16_t base = (int16_t)((byte - f->bias) * 128), rest = (int16_t)((1 << d) - 1);
-  const int16_t top = (int16_t)f->code_max;
-  uint16_t odd = 0;
-  for (int i = 0; i < MX_BLOCK; i++) {
-    uint16_t a = x[i] & 0x7FFF;
-    int16_t t = (int16_t)(a - base), n = (int16_t)(t >> d);
-    uint16_t unusual = (uint16_t)((t < 0x80) | ((t & rest) != 0) | (n > top));
-    odd |= a ? unusual : 0;
-    n = a ? n : 0;
-    code[i] = (uint8_t)(n | ((x[i] >> 8) & 0x80));
-  }
-  return !odd;
+  if (byte <= f->bias || byte > 254 - f->emax) return 0;
+  lanes v = l_load(x), a = magnitude(v), base = l_set((byte - f->bias) * 128);
+  lanes t = l_sub(a, base), n = l_sar(t, d);
+  lane_mask zero = l_eq(a, l_set(0)), exact = l_eq(l_and(t, l_set((1 << d) - 1)), l_set(0));
+  lane_mask wrong = m_or(l_lt(t, l_set(0x80)), l_lt(l_set(f->code_max), n));
+  lane_mask inexact = m_less(l_eq(a, a), exact);
+  if (m_any(m_less(m_or(wrong, inexact), zero))) return 0;
+  l_store_bytes(code, l_or(l_clear(zero, n), sign_bit(v)));
+  return 1;
 }
 
 long mx_encode_block(const uint16_t *x, int byte, int format, uint8_t *code) {
@@ -681,4 +750,17 @@ MX_API long mx_encode(const void *x, int kind, const uint8_t *scale, long rows, 
               .row_code = code, .bad = &bad};
   run(encode_task, &c, threads);
   return atomic_load(&bad);
+}
+
+/* Ask for large pages under memory that is about to be written for the first time: a fault for every
+   4 KiB costs several times what writing them does. Changes no value. */
+MX_API void mx_advise(void *start, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)start + page - 1) & ~(page - 1);
+  uintptr_t to = ((uintptr_t)start + bytes) & ~(page - 1);
+  if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+#else
+  (void)start;
+  (void)bytes;
+#endif
 }
