@@ -23,6 +23,8 @@ typedef __mmask32 part_mask;
 #define P_SUB(a, b) _mm512_sub_epi16(a, b)
 #define P_MAX(a, b) _mm512_max_epi16(a, b)
 #define P_MIN(a, b) _mm512_min_epi16(a, b)
+#define P_LESS(a, b) _mm512_subs_epu16(a, b)
+#define P_LEAST(a, b) _mm512_min_epu16(a, b)
 #define P_SHL(a, n) _mm512_slli_epi16(a, n)
 #define P_SHR(a, n) _mm512_srli_epi16(a, n)
 #define P_SAR(a, n) _mm512_srai_epi16(a, n)
@@ -48,6 +50,8 @@ typedef __m256i part_mask;
 #define P_SUB(a, b) _mm256_sub_epi16(a, b)
 #define P_MAX(a, b) _mm256_max_epi16(a, b)
 #define P_MIN(a, b) _mm256_min_epi16(a, b)
+#define P_LESS(a, b) _mm256_subs_epu16(a, b)
+#define P_LEAST(a, b) _mm256_min_epu16(a, b)
 #define P_SHL(a, n) _mm256_slli_epi16(a, n)
 #define P_SHR(a, n) _mm256_srli_epi16(a, n)
 #define P_SAR(a, n) _mm256_srai_epi16(a, n)
@@ -73,6 +77,8 @@ typedef __m128i part_mask;
 #define P_SUB(a, b) _mm_sub_epi16(a, b)
 #define P_MAX(a, b) _mm_max_epi16(a, b)
 #define P_MIN(a, b) _mm_min_epi16(a, b)
+#define P_LESS(a, b) _mm_subs_epu16(a, b)
+#define P_LEAST(a, b) _mm_sub_epi16(a, _mm_subs_epu16(a, b))
 #define P_SHL(a, n) _mm_slli_epi16(a, n)
 #define P_SHR(a, n) _mm_srli_epi16(a, n)
 #define P_SAR(a, n) _mm_srai_epi16(a, n)
@@ -98,6 +104,9 @@ typedef int16x8_t part_mask;
 #define P_SUB(a, b) vsubq_s16(a, b)
 #define P_MAX(a, b) vmaxq_s16(a, b)
 #define P_MIN(a, b) vminq_s16(a, b)
+#define P_UNSIGNED(f, a, b) vreinterpretq_s16_u16(f(vreinterpretq_u16_s16(a), vreinterpretq_u16_s16(b)))
+#define P_LESS(a, b) P_UNSIGNED(vqsubq_u16, a, b)
+#define P_LEAST(a, b) P_UNSIGNED(vminq_u16, a, b)
 #define P_SHL(a, n) vshlq_s16(a, vdupq_n_s16(n))
 #define P_SHR(a, n) vreinterpretq_s16_u16(vshlq_u16(vreinterpretq_u16_s16(a), vdupq_n_s16(-(n))))
 #define P_SAR(a, n) vshlq_s16(a, vdupq_n_s16(-(n)))
@@ -122,6 +131,8 @@ typedef int16_t part_mask;
 #define P_SUB(a, b) ((int16_t)((a) - (b)))
 #define P_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define P_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define P_LESS(a, b) ((int16_t)((uint16_t)(a) > (uint16_t)(b) ? (uint16_t)(a) - (uint16_t)(b) : 0))
+#define P_LEAST(a, b) ((uint16_t)(a) < (uint16_t)(b) ? (a) : (b))
 #define P_SHL(a, n) ((int16_t)((uint16_t)(a) << (n)))
 #define P_SHR(a, n) ((int16_t)((uint16_t)(a) >> (n)))
 #define P_SAR(a, n) ((int16_t)((a) >> (n)))
@@ -153,6 +164,9 @@ LANES_OF(l_add, P_ADD(a.p[i], b.p[i]), lanes a, lanes b)
 LANES_OF(l_sub, P_SUB(a.p[i], b.p[i]), lanes a, lanes b)
 LANES_OF(l_max, P_MAX(a.p[i], b.p[i]), lanes a, lanes b)
 LANES_OF(l_min, P_MIN(a.p[i], b.p[i]), lanes a, lanes b)
+/* As unsigned numbers: the difference, at least 0; the smaller one. */
+LANES_OF(l_less, P_LESS(a.p[i], b.p[i]), lanes a, lanes b)
+LANES_OF(l_least, P_LEAST(a.p[i], b.p[i]), lanes a, lanes b)
 /* Shifts: left, right filling with zeros, right filling with the sign. */
 LANES_OF(l_shl, P_SHL(a.p[i], n), lanes a, int n)
 LANES_OF(l_shr, P_SHR(a.p[i], n), lanes a, int n)
@@ -225,8 +239,8 @@ INLINE void l_store_fp32(float *out, lanes a) {
 #endif
 }
 
-/* The largest lane, none of which is negative, in every lane; and as a number. */
-INLINE lanes l_spread_max(lanes a, int *largest) {
+/* The largest lane, none of which is negative. */
+INLINE int l_largest(lanes a) {
 #if defined(__AVX2__)
 #if defined(__AVX512BW__)
   __m256i m = _mm256_max_epi16(_mm512_castsi512_si256(a.p[0]), _mm512_extracti64x4_epi64(a.p[0], 1));
@@ -234,31 +248,19 @@ INLINE lanes l_spread_max(lanes a, int *largest) {
   __m256i m = _mm256_max_epi16(a.p[0], a.p[1]);
 #endif
   __m128i q = _mm_max_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-  __m128i ones = _mm_set1_epi16(-1);
-  q = _mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(q, ones)), ones);
-  *largest = _mm_extract_epi16(q, 0);
-  lanes o;
-#if defined(__AVX512BW__)
-  o.p[0] = _mm512_broadcastw_epi16(q);
-#else
-  EACH_PART o.p[i] = _mm256_broadcastw_epi16(q);
-#endif
-  return o;
+  return 0x7FFF - _mm_extract_epi16(_mm_minpos_epu16(_mm_sub_epi16(_mm_set1_epi16(0x7FFF), q)), 0);
 #elif defined(__SSE2__)
   __m128i q = _mm_max_epi16(_mm_max_epi16(a.p[0], a.p[1]), _mm_max_epi16(a.p[2], a.p[3]));
   q = _mm_max_epi16(q, _mm_shuffle_epi32(q, 0x4E));
   q = _mm_max_epi16(q, _mm_shuffle_epi32(q, 0xB1));
   q = _mm_max_epi16(q, _mm_srli_epi32(q, 16));
-  *largest = _mm_extract_epi16(q, 0);
-  return l_set(*largest);
+  return _mm_extract_epi16(q, 0);
 #elif defined(__ARM_NEON) && defined(__aarch64__)
-  *largest = vmaxvq_s16(vmaxq_s16(vmaxq_s16(a.p[0], a.p[1]), vmaxq_s16(a.p[2], a.p[3])));
-  return l_set(*largest);
+  return vmaxvq_s16(vmaxq_s16(vmaxq_s16(a.p[0], a.p[1]), vmaxq_s16(a.p[2], a.p[3])));
 #else
   int m = 0;
   EACH_PART m = a.p[i] > m ? a.p[i] : m;
-  *largest = m;
-  return l_set(m);
+  return m;
 #endif
 }
 

@@ -97,6 +97,11 @@ INLINE void store32(void *out, int kind, long offset, const float v[MX_BLOCK]) {
   }
 }
 
+INLINE void store1(void *out, int kind, long offset, float v) {
+  if (kind == MX_FP32) ((float *)out)[offset] = v;
+  else ((uint16_t *)out)[offset] = kind == MX_BF16 ? mx_to_bf16(mx_bits(v)) : mx_to_fp16(v);
+}
+
 INLINE int block32(const float *restrict v, uint8_t *restrict code, const format_t *f, int rule) {
   uint32_t amax = 0;
   for (int i = 0; i < MX_BLOCK; i++) {
@@ -118,13 +123,6 @@ INLINE void values32(float v[MX_BLOCK], const format_t *f, int rule) {
 
 /* ---- 16-bit path ---------------------------------------------------------------------------- */
 
-/* Scale byte of an ordinary bf16 amax, or 0 where the block is not ordinary: from `bias` on, the
-   smallest normal element is a normal bf16 number. */
-INLINE int ordinary_byte(uint32_t amax, const format_t *f, int rule) {
-  int byte = (int)(amax >> 7) - f->emax + (rule != MX_FLOOR && (amax & 0x7F) > 0x60);
-  return amax >= 0x7F80 || byte < f->bias ? 0 : byte;
-}
-
 INLINE lanes magnitude(lanes x) { return l_and(x, l_set(0x7FFF)); }
 
 INLINE lanes sign_bit(lanes x) { return l_and(l_shr(x, 8), l_set(0x80)); }
@@ -141,63 +139,97 @@ INLINE lanes base_of(lanes raised_amax, const format_t *f) {
   return l_max(l_sub(raised_amax, l_set((f->emax + f->bias) << 7)), l_set(0));
 }
 
-/* Lanes that are not zero and below the smallest normal element. */
-INLINE lane_mask below_normal(lanes a, lanes base) {
-  return m_less(l_lt(l_sub(a, base), l_set(0x80)), l_eq(a, l_set(0)));
-}
+/* Zero where a lane is not zero and below the smallest normal element. */
+INLINE lanes normal_room(lanes a, lanes base) { return l_less(l_sub(a, l_set(1)), l_add(base, l_set(0x7E))); }
 
-INLINE lanes quantize_lanes(lanes x, lanes base, const format_t *f, lane_mask *odd) {
+INLINE lane_mask missing(lanes room) { return l_eq(room, l_set(0)); }
+
+/* Codes under `base`. `room` takes the least normal_room. */
+INLINE lanes quantize_lanes(lanes x, lanes base, const format_t *f, int rule, lanes *room) {
   const int d = 7 - f->mantissa;
-  lanes a = magnitude(x), t = l_sub(a, base);
+  lanes a = magnitude(x), t = l_less(a, base);
   lanes tie = l_and(l_shr(t, d), l_set(1));
-  lanes n = l_sar(l_add(l_add(t, l_set((1 << (d - 1)) - 1)), tie), d);
-  n = l_max(l_min(n, l_set(f->code_max)), l_set(0));
-  *odd = m_or(*odd, below_normal(a, base));
+  lanes n = l_shr(l_add(l_add(t, l_set((1 << (d - 1)) - 1)), tie), d);
+  if (rule == MX_FLOOR) n = l_min(n, l_set(f->code_max)); /* the other rules never saturate */
+  *room = l_least(*room, normal_room(a, base));
   return l_or(n, sign_bit(x));
 }
 
 /* The values of the same codes: the mantissa rounded to the element's. */
-INLINE lanes values_lanes(lanes x, lanes raised_amax, const format_t *f, lane_mask *odd) {
+INLINE lanes values_lanes(lanes x, lanes raised_amax, const format_t *f, int rule, lanes *room) {
   const int d = 7 - f->mantissa;
   lanes a = magnitude(x), tie = l_and(l_shr(a, d), l_set(1));
   lanes n = l_and(l_add(l_add(a, l_set((1 << (d - 1)) - 1)), tie), l_set(~((1 << d) - 1)));
-  n = l_min(n, l_or(raised_amax, l_set(0x60)));
-  *odd = m_or(*odd, below_normal(a, base_of(raised_amax, f)));
+  if (rule == MX_FLOOR) n = l_min(n, l_or(raised_amax, l_set(0x60)));
+  *room = l_least(*room, normal_room(a, base_of(raised_amax, f)));
   return l_or(n, l_and(x, l_set(-0x8000)));
 }
 
-INLINE int quantize16(const uint16_t *x, uint8_t *code, uint8_t *scale, const format_t *f, int rule) {
-  int amax;
-  lanes v = l_load(x), up = raised(l_spread_max(magnitude(v), &amax), rule);
-  int byte = ordinary_byte((uint32_t)amax, f, rule);
-  if (!byte && amax) return 0;
-  lane_mask odd = m_none();
-  lanes codes = quantize_lanes(v, base_of(up, f), f, &odd);
-  if (m_any(odd)) return 0;
-  l_store_bytes(code, codes);
-  *scale = (uint8_t)stored_byte(byte, rule);
-  return 1;
-}
-
-INLINE int values16(const uint16_t *x, lanes *out, const format_t *f, int rule) {
-  int amax;
-  lanes v = l_load(x), up = raised(l_spread_max(magnitude(v), &amax), rule);
-  if (amax && !ordinary_byte((uint32_t)amax, f, rule)) return 0;
-  lane_mask odd = m_none();
-  *out = values_lanes(v, up, f, &odd);
-  return !m_any(odd);
+/* Scale bytes of 32 blocks with these amax, and their scales as `raised`; 0 where a block is not
+   ordinary. Blocks of zeros count as ordinary, with byte 0. */
+INLINE int ordinary_scales(lanes amax, const format_t *f, int rule, lanes *up, lanes *byte) {
+  lane_mask zero = l_eq(amax, l_set(0));
+  *up = raised(amax, rule);
+  lane_mask low = l_lt(*up, l_set((f->emax + f->bias) << 7));
+  lane_mask bad = m_or(l_lt(l_set(0x7F7F), amax), m_less(low, zero));
+  *byte = l_clear(zero, l_sub(l_shr(*up, 7), l_set(f->emax)));
+  if (rule == MX_ROUND_UP_ZERO_AS_ONE) *byte = l_max(*byte, l_set(1));
+  return !m_any(bad);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-INLINE void quantize_row(const void *x, int kind, long offset, long cols, const format_t *f, int rule,
-                         uint8_t *code, uint8_t *scale) {
-  for (long c = 0; c < cols; c += MX_BLOCK) {
-    if (kind == MX_BF16 && quantize16((const uint16_t *)x + offset + c, code + c, scale + c / MX_BLOCK, f, rule))
-      continue;
-    float v[MX_BLOCK];
-    load32(x, kind, offset + c, v);
-    scale[c / MX_BLOCK] = (uint8_t)block32(v, code + c, f, rule);
+enum { GROUP = 32, PART = 8 }; /* blocks whose scales are made together; that are encoded together */
+
+/* 32 blocks that lie together; bit i of the result is set where blocks [8 i, 8 i + 8) are not all
+   done. */
+INLINE int quantize_group(const uint16_t *x, const format_t *f, int rule, uint8_t *code, uint8_t *scale) {
+  uint16_t amax[GROUP], base[GROUP];
+  for (int b = 0; b < GROUP; b++) amax[b] = (uint16_t)l_largest(magnitude(l_load(x + b * MX_BLOCK)));
+  lanes up, byte;
+  if (!ordinary_scales(l_load(amax), f, rule, &up, &byte)) return (1 << GROUP / PART) - 1;
+  l_store(base, base_of(up, f));
+  l_store_bytes(scale, byte);
+  int left = 0;
+  for (int i = 0; i < GROUP / PART; i++) {
+    lanes room = l_set(-1);
+    for (int b = i * PART; b < (i + 1) * PART; b++)
+      l_store_bytes(code + b * MX_BLOCK,
+                    quantize_lanes(l_load(x + b * MX_BLOCK), l_set(base[b]), f, rule, &room));
+    left |= m_any(missing(room)) << i;
+  }
+  return left;
+}
+
+INLINE int quantize_block(const void *x, int kind, long offset, const format_t *f, int rule, uint8_t *code) {
+  if (kind == MX_BF16) {
+    lanes v = l_load((const uint16_t *)x + offset), room = l_set(-1), up, byte;
+    int amax = l_largest(magnitude(v));
+    if (ordinary_scales(l_set(amax), f, rule, &up, &byte)) {
+      lanes codes = quantize_lanes(v, base_of(up, f), f, rule, &room);
+      if (!m_any(missing(room))) {
+        l_store_bytes(code, codes);
+        return stored_byte(amax ? scale_byte((uint32_t)amax << 16, f, rule) : 0, rule);
+      }
+    }
+  }
+  float v[MX_BLOCK];
+  load32(x, kind, offset, v);
+  return block32(v, code, f, rule);
+}
+
+/* `blocks` blocks that lie together. */
+INLINE void quantize_blocks(const void *x, int kind, long offset, long blocks, const format_t *f, int rule,
+                            uint8_t *code, uint8_t *scale) {
+  for (long g = 0; g < blocks; g += GROUP) {
+    int left = -1;
+    if (kind == MX_BF16 && blocks - g >= GROUP)
+      left = quantize_group((const uint16_t *)x + offset + g * MX_BLOCK, f, rule, code + g * MX_BLOCK, scale + g);
+    for (int i = 0; left && i < GROUP && g + i < blocks; i++)
+      if (left >> i / PART & 1) {
+        long b = g + i;
+        scale[b] = (uint8_t)quantize_block(x, kind, offset + b * MX_BLOCK, f, rule, code + b * MX_BLOCK);
+      }
   }
 }
 
@@ -206,27 +238,45 @@ INLINE void store_values(void *out, int out_kind, long offset, lanes v) {
   else l_store((uint16_t *)out + offset, v);
 }
 
-INLINE void values_row(const void *x, int kind, long offset, long cols, const format_t *f, int rule,
-                       void *out, int out_kind, long out_offset) {
-  for (long c = 0; c < cols; c += MX_BLOCK) {
-    lanes bits;
-    if (kind == MX_BF16 && out_kind != MX_FP16 && values16((const uint16_t *)x + offset + c, &bits, f, rule)) {
-      store_values(out, out_kind, out_offset + c, bits);
-      continue;
+/* As quantize_group, to `out` as bf16 or fp32; bit i is set where block i is not done. */
+INLINE uint32_t values_group(const uint16_t *x, const format_t *f, int rule, void *out, int out_kind, long offset) {
+  uint16_t amax[GROUP], scale[GROUP];
+  for (int b = 0; b < GROUP; b++) amax[b] = (uint16_t)l_largest(magnitude(l_load(x + b * MX_BLOCK)));
+  lanes up, byte;
+  if (!ordinary_scales(l_load(amax), f, rule, &up, &byte)) return UINT32_MAX;
+  l_store(scale, up);
+  uint32_t left = 0;
+  for (int b = 0; b < GROUP; b++) {
+    lanes room = l_set(-1);
+    store_values(out, out_kind, offset + b * MX_BLOCK,
+                 values_lanes(l_load(x + b * MX_BLOCK), l_set(scale[b]), f, rule, &room));
+    left |= (uint32_t)m_any(missing(room)) << b;
+  }
+  return left;
+}
+
+/* `blocks` blocks that lie together. */
+INLINE void values_blocks(const void *x, int kind, long offset, long blocks, const format_t *f, int rule,
+                          void *out, int out_kind, long out_offset) {
+  for (long g = 0; g < blocks; g += GROUP) {
+    uint32_t left = UINT32_MAX;
+    if (kind == MX_BF16 && out_kind != MX_FP16 && blocks - g >= GROUP)
+      left = values_group((const uint16_t *)x + offset + g * MX_BLOCK, f, rule, out, out_kind, out_offset + g * MX_BLOCK);
+    for (int i = 0; left >> i && i < GROUP && g + i < blocks; i++) {
+      if (!(left >> i & 1)) continue;
+      float v[MX_BLOCK];
+      load32(x, kind, offset + (g + i) * MX_BLOCK, v);
+      values32(v, f, rule);
+      store32(out, out_kind, out_offset + (g + i) * MX_BLOCK, v);
     }
-    float v[MX_BLOCK];
-    load32(x, kind, offset + c, v);
-    values32(v, f, rule);
-    store32(out, out_kind, out_offset + c, v);
   }
 }
 
 void mx_values_rowwise(const void *x, int kind, long rows, long cols, int format, int rule, float *out) {
   if (format != MX_NONE) {
-    for (long r = 0; r < rows; r++) {
-      if (format == MX_E4M3) values_row(x, kind, r * cols, cols, &FORMATS[MX_E4M3], rule, out, MX_FP32, r * cols);
-      else values_row(x, kind, r * cols, cols, &FORMATS[MX_E5M2], rule, out, MX_FP32, r * cols);
-    }
+    long blocks = rows * (cols / MX_BLOCK);
+    if (format == MX_E4M3) values_blocks(x, kind, 0, blocks, &FORMATS[MX_E4M3], rule, out, MX_FP32, 0);
+    else values_blocks(x, kind, 0, blocks, &FORMATS[MX_E5M2], rule, out, MX_FP32, 0);
     return;
   }
   long n = rows * cols;
@@ -265,26 +315,14 @@ INLINE void load_tile32(const void *x, int kind, long rows, long cols, long c0, 
   }
 }
 
-/* Scale bytes of 32 columns, and their scales as `raised`; 0 where a column is not ordinary. Columns
-   of zeros count as ordinary, with byte 0. */
-INLINE int column_scales(lanes amax, const format_t *f, int rule, lanes *up, lanes *byte) {
-  lane_mask zero = l_eq(amax, l_set(0));
-  *up = raised(amax, rule);
-  lane_mask low = l_lt(*up, l_set((f->emax + f->bias) << 7));
-  lane_mask bad = m_or(l_lt(l_set(0x7F7F), amax), m_less(low, zero));
-  *byte = l_clear(zero, l_sub(l_shr(*up, 7), l_set(f->emax)));
-  if (rule == MX_ROUND_UP_ZERO_AS_ONE) *byte = l_max(*byte, l_set(1));
-  return !m_any(bad);
-}
-
 INLINE int values_tile16(uint16_t t[MX_BLOCK][TILE], const format_t *f, int rule) {
   lanes amax = l_set(0), up, byte;
   for (int r = 0; r < MX_BLOCK; r++) amax = l_max(amax, magnitude(l_load(t[r])));
-  if (!column_scales(amax, f, rule, &up, &byte)) return 0;
+  if (!ordinary_scales(amax, f, rule, &up, &byte)) return 0;
   uint16_t out[MX_BLOCK][TILE];
-  lane_mask odd = m_none();
-  for (int r = 0; r < MX_BLOCK; r++) l_store(out[r], values_lanes(l_load(t[r]), up, f, &odd));
-  if (m_any(odd)) return 0;
+  lanes room = l_set(-1);
+  for (int r = 0; r < MX_BLOCK; r++) l_store(out[r], values_lanes(l_load(t[r]), up, f, rule, &room));
+  if (m_any(missing(room))) return 0;
   memcpy(t, out, sizeof out);
   return 1;
 }
@@ -340,40 +378,53 @@ INLINE void strip_amax(const uint16_t *x, long stride, long width, uint16_t *ama
   }
 }
 
-/* `tiles` times 32 columns, 1 or 2, so that whole cache lines of codes are written at a time. */
-INLINE void quantize_tiles16(const uint16_t *x, long cols, long c, const uint16_t *amax, int tiles, const format_t *f,
-                             int rule, uint8_t *code, uint8_t *scale) {
-  lanes base[2], byte[2];
-  lane_mask odd[2];
-  int ordinary = 1;
-  for (int i = 0; i < tiles; i++) {
-    lanes up;
-    ordinary &= column_scales(l_load(amax + i * TILE), f, rule, &up, &byte[i]);
-    base[i] = base_of(up, f);
-    odd[i] = m_none();
+/* What 32 columns of a strip are on the way: their scales as `base` or `raised`, and the least room.
+   Ready for use are columns whose scale is ordinary; they are done if room is left. */
+typedef struct { uint16_t scale[STRIP], room[STRIP]; uint8_t ready[STRIP / TILE]; } strip_t;
+
+INLINE int tile_done(const strip_t *s, long c) {
+  return s->ready[c / TILE] && !m_any(missing(l_load(s->room + c)));
+}
+
+/* One column that is not ordinary; `x`, `code` and `scale` begin at it. */
+INLINE void quantize_column(const uint16_t *x, long cols, const format_t *f, int rule, uint8_t *code, uint8_t *scale) {
+  float v[MX_BLOCK];
+  uint8_t out[MX_BLOCK];
+  for (int r = 0; r < MX_BLOCK; r++) v[r] = mx_float((uint32_t)x[r * cols] << 16);
+  *scale = (uint8_t)block32(v, out, f, rule);
+  for (int r = 0; r < MX_BLOCK; r++) code[r * cols] = out[r];
+}
+
+/* `width` columns, a multiple of 32 up to STRIP. Rows are gone through in their order, so that memory
+   is read and written in runs. */
+INLINE void quantize_strip16(const uint16_t *x, long cols, long width, const format_t *f, int rule,
+                             uint8_t *code, uint8_t *scale) {
+  strip_t s;
+  uint16_t amax[STRIP];
+  strip_amax(x, cols, width, amax);
+  for (long c = 0; c < width; c += TILE) {
+    lanes up, byte;
+    s.ready[c / TILE] = (uint8_t)ordinary_scales(l_load(amax + c), f, rule, &up, &byte);
+    l_store(s.scale + c, base_of(up, f));
+    l_store(s.room + c, l_set(-1));
+    l_store_bytes(scale + c, byte);
   }
-  if (ordinary)
-    for (int r = 0; r < MX_BLOCK; r++)
-      for (int i = 0; i < tiles; i++) {
-        long o = r * cols + c + i * TILE;
-        l_store_bytes(code + o, quantize_lanes(l_load(x + o), base[i], f, &odd[i]));
-      }
-  for (int i = 0; i < tiles; i++)
-    if (!ordinary || m_any(odd[i])) quantize_columns32(x, MX_BF16, cols, c + i * TILE, TILE, f, rule, code, scale);
-    else l_store_bytes(scale + c + i * TILE, byte[i]);
+  for (int r = 0; r < MX_BLOCK; r++)
+    for (long c = 0; c < width; c += TILE) {
+      lanes room = l_load(s.room + c);
+      l_store_bytes(code + r * cols + c, quantize_lanes(l_load(x + r * cols + c), l_load(s.scale + c), f, rule, &room));
+      l_store(s.room + c, room);
+    }
+  for (long c = 0; c < width; c += TILE)
+    for (long k = c; !tile_done(&s, c) && k < c + TILE; k++)
+      if (!s.ready[c / TILE] || !s.room[k]) quantize_column(x + k, cols, f, rule, code + k, scale + k);
 }
 
 INLINE void quantize_strip(const void *x, int kind, long cols, const format_t *f, int rule,
                            uint8_t *code, uint8_t *scale) {
   long whole = kind == MX_BF16 ? cols / TILE * TILE : 0;
-  for (long c0 = 0; c0 < whole; c0 += STRIP) {
-    uint16_t amax[STRIP];
-    long width = whole - c0 < STRIP ? whole - c0 : STRIP, c = 0;
-    strip_amax((const uint16_t *)x + c0, cols, width, amax);
-    for (; c + 2 * TILE <= width; c += 2 * TILE)
-      quantize_tiles16(x, cols, c0 + c, amax + c, 2, f, rule, code, scale);
-    if (c < width) quantize_tiles16(x, cols, c0 + c, amax + c, 1, f, rule, code, scale);
-  }
+  for (long c = 0; c < whole; c += STRIP)
+    quantize_strip16((const uint16_t *)x + c, cols, whole - c < STRIP ? whole - c : STRIP, f, rule, code + c, scale + c);
   for (long c = whole; c < cols; c += TILE)
     quantize_columns32(x, kind, cols, c, cols - c < TILE ? (int)(cols - c) : TILE, f, rule, code, scale);
 }
@@ -411,40 +462,42 @@ void mx_values_strip(const void *x, int kind, long rows, long cols, long c0, lon
   }
 }
 
-/* 32 whole rows of bf16: as quantize_strip, to `out` of the same width. */
-INLINE long values_strip16(const uint16_t *x, long cols, const format_t *f, int rule, void *out, int out_kind) {
-  long whole = cols / TILE * TILE;
-  for (long c0 = 0; c0 < whole; c0 += STRIP) {
-    uint16_t amax[STRIP];
-    long width = whole - c0 < STRIP ? whole - c0 : STRIP;
-    strip_amax(x + c0, cols, width, amax);
+/* As quantize_strip16, to an `out` as wide as x. */
+INLINE void values_strip16(const uint16_t *x, long cols, long width, const format_t *f, int rule, void *out,
+                           int out_kind, long offset) {
+  strip_t s;
+  uint16_t amax[STRIP];
+  strip_amax(x, cols, width, amax);
+  for (long c = 0; c < width; c += TILE) {
+    lanes up, byte;
+    s.ready[c / TILE] = (uint8_t)ordinary_scales(l_load(amax + c), f, rule, &up, &byte);
+    l_store(s.scale + c, up);
+    l_store(s.room + c, l_set(-1));
+  }
+  for (int r = 0; r < MX_BLOCK; r++)
     for (long c = 0; c < width; c += TILE) {
-      lanes up, byte;
-      lane_mask odd = m_none();
-      int ordinary = column_scales(l_load(amax + c), f, rule, &up, &byte);
-      for (int r = 0; ordinary && r < MX_BLOCK; r++) {
-        long o = r * cols + c0 + c;
-        store_values(out, out_kind, o, values_lanes(l_load(x + o), up, f, &odd));
-      }
-      if (!ordinary || m_any(odd)) {
-        float t[MX_BLOCK][TILE];
-        uint8_t code[MX_BLOCK][TILE], bytes[TILE];
-        load_tile32(x, MX_BF16, MX_BLOCK, cols, c0 + c, TILE, t);
-        quantize_tile32(t, f, rule, code, bytes);
-        decode_tile(code, bytes, f, t);
-        for (int r = 0; r < MX_BLOCK; r++) store32(out, out_kind, r * cols + c0 + c, t[r]);
-      }
+      lanes room = l_load(s.room + c);
+      lanes v = values_lanes(l_load(x + r * cols + c), l_load(s.scale + c), f, rule, &room);
+      store_values(out, out_kind, offset + r * cols + c, v);
+      l_store(s.room + c, room);
+    }
+  for (long c = 0; c < width; c += TILE) {
+    for (long k = c; !tile_done(&s, c) && k < c + TILE; k++) {
+      if (s.ready[c / TILE] && s.room[k]) continue;
+      float v[MX_BLOCK];
+      for (int r = 0; r < MX_BLOCK; r++) v[r] = mx_float((uint32_t)x[r * cols + k] << 16);
+      values32(v, f, rule);
+      for (int r = 0; r < MX_BLOCK; r++) store1(out, out_kind, offset + r * cols + k, v[r]);
     }
   }
-  return whole;
 }
 
 INLINE void values_strip_store(const void *x, int kind, long rows, long cols, const format_t *f, int rule,
                                void *out, int out_kind) {
-  long c = kind == MX_BF16 && out_kind != MX_FP16 && rows == MX_BLOCK
-               ? values_strip16((const uint16_t *)x, cols, f, rule, out, out_kind)
-               : 0;
-  for (; c < cols; c += TILE) {
+  long whole = kind == MX_BF16 && out_kind != MX_FP16 && rows == MX_BLOCK ? cols / TILE * TILE : 0;
+  for (long c = 0; c < whole; c += STRIP)
+    values_strip16((const uint16_t *)x + c, cols, whole - c < STRIP ? whole - c : STRIP, f, rule, out, out_kind, c);
+  for (long c = whole; c < cols; c += TILE) {
     tile_t t;
     int width = cols - c < TILE ? (int)(cols - c) : TILE;
     int half = values_tile(x, kind, rows, cols, c, width, f, rule, &t);
@@ -506,9 +559,8 @@ INLINE void quantize_range(const call_t *c, long index, const format_t *f) {
   for (long s = r0; s < r1; s += MX_BLOCK) {
     long end = s + MX_BLOCK < r1 ? s + MX_BLOCK : r1;
     if (c->row_code)
-      for (long r = s; r < end; r++)
-        quantize_row(c->x, c->kind, r * c->cols, c->cols, f, c->rule,
-                     c->row_code + r * c->cols, c->row_scale + r * (c->cols / MX_BLOCK));
+      quantize_blocks(c->x, c->kind, s * c->cols, (end - s) * (c->cols / MX_BLOCK), f, c->rule,
+                      c->row_code + s * c->cols, c->row_scale + s * (c->cols / MX_BLOCK));
     if (c->col_code)
       quantize_strip((const char *)c->x + (size_t)(s * c->cols) * kind_size(c->kind), c->kind, c->cols,
                      f, c->rule, c->col_code + s * c->cols, c->col_scale + s / MX_BLOCK * c->cols);
@@ -531,8 +583,8 @@ INLINE void fake_range(const call_t *c, long index, const format_t *f) {
   long r0, r1;
   range(c, index, &r0, &r1);
   if (c->axis == -1) {
-    for (long r = r0; r < r1; r++)
-      values_row(c->x, c->kind, r * c->cols, c->cols, f, c->rule, c->out, c->out_kind, r * c->cols);
+    values_blocks(c->x, c->kind, r0 * c->cols, (r1 - r0) * (c->cols / MX_BLOCK), f, c->rule, c->out, c->out_kind,
+                  r0 * c->cols);
     return;
   }
   for (long s = r0; s < r1; s += MX_BLOCK) {
@@ -566,14 +618,18 @@ INLINE uint16_t decode_bits16(uint8_t code, uint16_t base) {
   return v | (uint16_t)((code & 0x80) << 8);
 }
 
-/* bf16 bits of codes under base = (byte - bias) << 7; `odd` where a code is subnormal or not finite. */
-INLINE lanes decode_lanes(lanes code, lanes base, const format_t *f, lane_mask *odd) {
+/* bf16 bits of codes under base = (byte - bias) << 7. `room` becomes zero where a code is subnormal,
+   `top` exceeds code_max where one is not finite. */
+INLINE lanes decode_lanes(lanes code, lanes base, const format_t *f, lanes *room, lanes *top) {
   lanes a = l_and(code, l_set(0x7F));
-  lane_mask zero = l_eq(a, l_set(0));
-  lanes n = l_clear(zero, l_add(l_shl(a, 7 - f->mantissa), base));
-  lane_mask small = m_less(l_lt(a, l_set(1 << f->mantissa)), zero);
-  *odd = m_or(small, l_lt(l_set(f->code_max), a));
+  lanes n = l_clear(l_eq(a, l_set(0)), l_add(l_shl(a, 7 - f->mantissa), base));
+  *room = l_least(*room, l_less(l_sub(a, l_set(1)), l_set((1 << f->mantissa) - 2)));
+  *top = l_max(*top, a);
   return l_or(n, l_shl(l_and(code, l_set(0x80)), 8));
+}
+
+INLINE int decoded(lanes room, lanes top, const format_t *f) {
+  return !m_any(m_or(missing(room), l_lt(l_set(f->code_max), top)));
 }
 
 /* Whether every normal element under this scale is a normal bf16 number. */
@@ -582,17 +638,16 @@ INLINE int ordinary_scale(int byte, const format_t *f) { return byte >= f->bias 
 /* One block as bf16 bits; 0 where bf16 arithmetic does not do. */
 INLINE int decode16(const uint8_t *code, int byte, const format_t *f, lanes *out) {
   if (!ordinary_scale(byte, f)) return 0;
-  lane_mask odd;
-  *out = decode_lanes(l_load_bytes(code), l_set((byte - f->bias) << 7), f, &odd);
-  return !m_any(odd);
+  lanes room = l_set(-1), top = l_set(0);
+  *out = decode_lanes(l_load_bytes(code), l_set((byte - f->bias) << 7), f, &room, &top);
+  return decoded(room, top, f);
 }
 
-/* The same for 32 columns of one row, each with its own scale. */
-INLINE int decode_row16(const uint8_t *code, const uint8_t *scale, const format_t *f, lanes *out) {
+/* Bases of 32 scales; 0 where bf16 arithmetic does not do for all of them. */
+INLINE int decode_bases(const uint8_t *scale, const format_t *f, lanes *base) {
   lanes bytes = l_load_bytes(scale);
-  lane_mask odd, rare = m_or(l_lt(bytes, l_set(f->bias)), l_lt(l_set(254 - f->emax), bytes));
-  *out = decode_lanes(l_load_bytes(code), l_shl(l_sub(bytes, l_set(f->bias)), 7), f, &odd);
-  return !m_any(m_or(odd, rare));
+  *base = l_shl(l_sub(bytes, l_set(f->bias)), 7);
+  return !m_any(m_or(l_lt(bytes, l_set(f->bias)), l_lt(l_set(254 - f->emax), bytes)));
 }
 
 void mx_decode_block(const uint8_t *code, int byte, int format, uint16_t *out) {
@@ -633,49 +688,93 @@ void mx_decode_tile(const uint8_t *code, long stride, const uint8_t *scale, int 
   else decode_columns(code, stride, scale, width, f, out);
 }
 
+/* 32 blocks that lie together; bit i of the result is set where blocks [8 i, 8 i + 8) are not all
+   done. */
+INLINE int decode_group(const uint8_t *code, const uint8_t *scale, const format_t *f, void *out, int out_kind, long offset) {
+  lanes bases;
+  uint16_t base[GROUP];
+  if (!decode_bases(scale, f, &bases)) return (1 << GROUP / PART) - 1;
+  l_store(base, bases);
+  int left = 0;
+  for (int i = 0; i < GROUP / PART; i++) {
+    lanes room = l_set(-1), top = l_set(0);
+    for (int b = i * PART; b < (i + 1) * PART; b++)
+      store_values(out, out_kind, offset + b * MX_BLOCK,
+                   decode_lanes(l_load_bytes(code + b * MX_BLOCK), l_set(base[b]), f, &room, &top));
+    left |= !decoded(room, top, f) << i;
+  }
+  return left;
+}
+
+INLINE void decode_blocks(const uint8_t *code, const uint8_t *scale, long blocks, const format_t *f,
+                          void *out, int out_kind, long offset) {
+  for (long g = 0; g < blocks; g += GROUP) {
+    int left = -1;
+    if (out_kind != MX_FP16 && blocks - g >= GROUP)
+      left = decode_group(code + g * MX_BLOCK, scale + g, f, out, out_kind, offset + g * MX_BLOCK);
+    for (int i = 0; left && i < GROUP && g + i < blocks; i++) {
+      if (!(left >> i / PART & 1)) continue;
+      const uint8_t *block = code + (g + i) * MX_BLOCK;
+      long o = offset + (g + i) * MX_BLOCK;
+      lanes bits;
+      if (out_kind != MX_FP16 && decode16(block, scale[g + i], f, &bits)) {
+        store_values(out, out_kind, o, bits);
+        continue;
+      }
+      float v[MX_BLOCK], s = scale_value(scale[g + i]);
+      for (int k = 0; k < MX_BLOCK; k++) v[k] = decode(block[k], f) * s;
+      store32(out, out_kind, o, v);
+    }
+  }
+}
+
+/* `rows` rows of up to STRIP columns, which share the scales. */
+INLINE void decode_strip(const uint8_t *code, const uint8_t *scale, long rows, long cols, long width, const format_t *f,
+                         void *out, int out_kind, long offset) {
+  uint16_t base[STRIP];
+  float factor[STRIP];
+  uint8_t ready[STRIP / TILE] = {0};
+  long whole = out_kind == MX_FP16 ? 0 : width / TILE * TILE;
+  for (long c = 0; c < whole; c += TILE) {
+    lanes bases;
+    ready[c / TILE] = (uint8_t)decode_bases(scale + c, f, &bases);
+    l_store(base + c, bases);
+  }
+  for (long c = 0; c < width; c++) factor[c] = scale_value(scale[c]);
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < width; c += TILE) {
+      const uint8_t *tile = code + r * cols + c;
+      long o = offset + r * cols + c;
+      if (ready[c / TILE]) {
+        lanes room = l_set(-1), top = l_set(0);
+        lanes bits = decode_lanes(l_load_bytes(tile), l_load(base + c), f, &room, &top);
+        if (decoded(room, top, f)) {
+          store_values(out, out_kind, o, bits);
+          continue;
+        }
+      }
+      float v[TILE];
+      long last = width - c < TILE ? width - c : TILE;
+      for (long i = 0; i < last; i++) v[i] = decode(tile[i], f) * factor[c + i];
+      if (last == TILE) store32(out, out_kind, o, v);
+      else for (long i = 0; i < last; i++) store1(out, out_kind, o + i, v[i]);
+    }
+}
+
 INLINE void dequantize_range(const call_t *c, long index, const format_t *f) {
   long r0, r1;
   range(c, index, &r0, &r1);
-  for (long r = r0; r < r1; r++) {
-    const uint8_t *code = c->code_in + r * c->cols;
-    if (c->axis == -1) {
-      for (long k = 0; k < c->cols; k += MX_BLOCK) {
-        int byte = c->scale_in[r * (c->cols / MX_BLOCK) + k / MX_BLOCK];
-        lanes bits;
-        if (c->out_kind != MX_FP16 && decode16(code + k, byte, f, &bits)) {
-          store_values(c->out, c->out_kind, r * c->cols + k, bits);
-          continue;
-        }
-        float v[MX_BLOCK], s = scale_value(byte);
-        for (int i = 0; i < MX_BLOCK; i++) v[i] = decode(code[k + i], f) * s;
-        store32(c->out, c->out_kind, r * c->cols + k, v);
-      }
-    } else {
-      const uint8_t *scale = c->scale_in + r / MX_BLOCK * c->cols;
-      for (long k = 0; k < c->cols; k += MX_BLOCK) {
-        int width = c->cols - k < MX_BLOCK ? (int)(c->cols - k) : MX_BLOCK;
-        float v[MX_BLOCK];
-        lanes bits;
-        if (width == MX_BLOCK && c->out_kind != MX_FP16 && decode_row16(code + k, scale + k, f, &bits)) {
-          store_values(c->out, c->out_kind, r * c->cols + k, bits);
-          continue;
-        }
-        if (width == MX_BLOCK) {
-          float s[MX_BLOCK];
-          for (int i = 0; i < MX_BLOCK; i++) s[i] = scale_value(scale[k + i]);
-          for (int i = 0; i < MX_BLOCK; i++) v[i] = decode(code[k + i], f) * s[i];
-          store32(c->out, c->out_kind, r * c->cols + k, v);
-          continue;
-        }
-        for (int i = 0; i < width; i++) {
-          float y = decode(code[k + i], f) * scale_value(scale[k + i]);
-          long o = r * c->cols + k + i;
-          if (c->out_kind == MX_FP32) ((float *)c->out)[o] = y;
-          else ((uint16_t *)c->out)[o] = c->out_kind == MX_BF16 ? mx_to_bf16(mx_bits(y)) : mx_to_fp16(y);
-        }
-      }
-    }
+  if (c->axis == -1) {
+    long blocks = c->cols / MX_BLOCK;
+    decode_blocks(c->code_in + r0 * c->cols, c->scale_in + r0 * blocks, (r1 - r0) * blocks, f, c->out, c->out_kind,
+                  r0 * c->cols);
+    return;
   }
+  for (long s = r0; s < r1; s += MX_BLOCK)
+    for (long k = 0; k < c->cols; k += STRIP)
+      decode_strip(c->code_in + s * c->cols + k, c->scale_in + s / MX_BLOCK * c->cols + k,
+                   r1 - s < MX_BLOCK ? r1 - s : MX_BLOCK, c->cols, c->cols - k < STRIP ? c->cols - k : STRIP, f,
+                   c->out, c->out_kind, s * c->cols + k);
 }
 
 SPECIALIZE(dequantize_task, dequantize_range)
