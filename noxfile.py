@@ -149,7 +149,7 @@ class Environment:
 
 def _package_inputs() -> list[Path]:
     """The files of the packages that an editable installation must follow."""
-    patterns = ("pyproject.toml", "hatch_build.py", "src/**/*.c")
+    patterns = ("pyproject.toml", "hatch_build.py", "src/**/*.c", "src/**/*.h")
     return sorted(path for p in patterns for path in ROOT.glob(f"packages/*/{p}"))
 
 
