@@ -1,6 +1,6 @@
 """The number grids of MXFP8, exactly: quantize, compare, digest, and the emulated linear layer."""
 
-from mx_quant import formats, grids, reference
+from mx_quant import formats, grids, layouts, reference
 from mx_quant.digest import digest
 from mx_quant.formats import E4M3, E5M2, ElementFormat
 from mx_quant.grids import MXFP8, Grid, ScaleRule, by_id
@@ -19,7 +19,7 @@ from mx_quant.quantize import (
     quantize_both,
 )
 from mx_quant.report import Comparison, compare
-from mx_quant.tensor import MXTensor, cat_rows
+from mx_quant.tensor import MXTensor, cat_columns, cat_rows
 
 __all__ = [
     "E4M3",
@@ -34,6 +34,7 @@ __all__ = [
     "ScaleRule",
     "backend",
     "by_id",
+    "cat_columns",
     "cat_rows",
     "compare",
     "compute_dtype",
@@ -42,6 +43,7 @@ __all__ = [
     "fake_quantize",
     "formats",
     "grids",
+    "layouts",
     "linear",
     "linear_forward",
     "quantize",

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from mx_quant.grids import Grid, ScaleRule
-from mx_quant.reference import decode_scale, reciprocal, round_element, scale_and_factor
+from mx_quant.reference import (
+    decode_scale,
+    from_blocks,
+    reciprocal,
+    round_element,
+    scale_and_factor,
+    to_blocks,
+)
 from mx_quant.tensor import MXTensor
 
 
@@ -18,29 +25,16 @@ def _as_matrix(x: Tensor) -> Tensor:
     return x.reshape(1, -1) if x.ndim < 2 else x
 
 
-def _blocks(x: Tensor, size: tuple[int, int]) -> Tensor:
-    pad_rows, pad_columns = -x.shape[-2] % size[0], -x.shape[-1] % size[1]
-    if pad_rows or pad_columns:
-        x = torch.nn.functional.pad(x, (0, pad_columns, 0, pad_rows))
-    rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
-    return x.reshape(*x.shape[:-2], rows, size[0], columns, size[1])
-
-
-def _unblock(x: Tensor, shape: torch.Size) -> Tensor:
-    flat = x.flatten(-2, -1).flatten(-3, -2)
-    return flat[..., : shape[-2], : shape[-1]].contiguous()
-
-
 def quantize(x: Tensor, *, grid: Grid, axis: int) -> MXTensor:
     """As ``mx_quant.quantize``; ``axis`` is -1 or -2."""
     matrix = _as_matrix(x.detach().to(torch.float32))
-    blocks = _blocks(matrix, grid.block_for(axis))
+    blocks = to_blocks(matrix, grid.block_for(axis))
     scale, factor = scale_and_factor(blocks, grid)
     y = blocks / factor if grid.scale_dtype is torch.float32 else blocks * factor
     limit = grid.element.max
     cast = y.clamp(-limit, limit).to(grid.element.torch_dtype).view(torch.uint8)
     cast = torch.where(y.isnan(), grid.element.nan_byte, cast)
-    elements = _unblock(cast, matrix.shape).reshape(x.shape)
+    elements = from_blocks(cast, matrix.shape).reshape(x.shape)
     scales = scale.squeeze(-1).squeeze(-2).reshape(grid.scale_shape(tuple(x.shape), axis=axis))
     return MXTensor(elements.view(grid.element.torch_dtype), scales, grid, axis)
 
@@ -49,20 +43,20 @@ def dequantize(t: MXTensor, *, dtype: torch.dtype) -> Tensor:
     """As ``mx_quant.dequantize``."""
     scale = t.scales if t.grid.scale_dtype is torch.float32 else decode_scale(t.scales)
     matrix = _as_matrix(t.elements.to(torch.float32))
-    blocks = _blocks(matrix, t.grid.block_for(t.axis))
+    blocks = to_blocks(matrix, t.grid.block_for(t.axis))
     scale_B = _as_matrix(scale).unsqueeze(-2).unsqueeze(-1)
-    return _unblock(blocks * scale_B, matrix.shape).reshape(t.shape).to(dtype)
+    return from_blocks(blocks * scale_B, matrix.shape).reshape(t.shape).to(dtype)
 
 
 def encode(x: Tensor, scales: Tensor, *, grid: Grid) -> tuple[MXTensor, int]:
     """Element bytes of values on the grid with rowwise ``scales``, and how many are off it."""
-    blocks = _blocks(_as_matrix(x.float()), grid.block_for(-1))
+    blocks = to_blocks(_as_matrix(x.float()), grid.block_for(-1))
     scale_B = _as_matrix(scales).unsqueeze(-2).unsqueeze(-1)
     if grid.scale_dtype is torch.float32:
         y = blocks / scale_B
     else:
         y = blocks * reciprocal(scale_B.to(torch.int64), ScaleRule.ROUND_UP)
-    codes = _unblock(round_element(y, grid.element), _as_matrix(x).shape).reshape(x.shape)
+    codes = from_blocks(round_element(y, grid.element), _as_matrix(x).shape).reshape(x.shape)
     t = MXTensor(codes.view(grid.element.torch_dtype), scales, grid, -1)
     got = dequantize(t, dtype=torch.float32)
     same = (got.view(torch.int32) == x.float().view(torch.int32)) | (got.isnan() & x.isnan())

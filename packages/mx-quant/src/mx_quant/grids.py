@@ -22,6 +22,10 @@ class ScaleRule(StrEnum):
     ROUND_UP_PRE_2_13 = "round_up_pre_2_13"
     """As ROUND_UP, but elements of a block with scale byte 0 are multiplied by 1.0, not 2^127:
     near-zero blocks flush. Older Transformer Engine, and torchao's RCEIL."""
+    ROUND_UP_ZERO_ENDS = "round_up_zero_ends"
+    """As ROUND_UP_PRE_2_13, and elements of a block with scale byte 254 (an Inf is in it) are
+    multiplied by 0.0, not 2^-127: they flush, and the Inf becomes NaN. Still older Transformer
+    Engine."""
     ROUND_UP_ZERO_AS_ONE = "round_up_zero_as_one"
     """As ROUND_UP, but a scale byte 0 is stored as 1: a non-zero block with byte 0 doubles."""
     LOG2_ROUND_UP = "log2_round_up"
@@ -31,10 +35,14 @@ class ScaleRule(StrEnum):
     AMAX_FP32 = "amax_fp32"
     """fp32: amax / max, 1.0 for an all-zero block."""
     AMAX_POW2 = "amax_pow2"
-    """fp32: amax / max rounded up to a power of two, 1.0 for an all-zero block."""
+    """fp32: amax / max rounded up to a power of two, 1.0 for an all-zero block. (DeepGEMM's own
+    casts raise the amax to at least 1e-4 first, so its blocks below that differ.)"""
 
 
 _FP32_RULES = frozenset({ScaleRule.AMAX_FP32, ScaleRule.AMAX_POW2})
+
+WHOLE = 2**62
+"""Block size along an axis that one block covers whatever its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,11 @@ class Grid:
     def scale_dtype(self) -> torch.dtype:
         """``torch.uint8`` for E8M0 bytes, ``torch.float32`` for fp32 scales."""
         return torch.float32 if self.rule in _FP32_RULES else torch.uint8
+
+    @property
+    def zero_scale(self) -> float:
+        """The scale of a block of zeros: an E8M0 byte, or 1.0 on grids with fp32 scales."""
+        return float(self.rule in _FP32_RULES or self.rule is ScaleRule.ROUND_UP_ZERO_AS_ONE)
 
     @property
     def ragged(self) -> bool:
@@ -97,11 +110,15 @@ MXFP8_E5M2 = Grid("mxfp8_e5m2", E5M2, (1, 32), ScaleRule.ROUND_UP)
 MXFP8_FLOOR = Grid("mxfp8_floor", E4M3, (1, 32), ScaleRule.FLOOR)
 MXFP8_LOG2 = Grid("mxfp8_log2", E4M3, (1, 32), ScaleRule.LOG2_ROUND_UP)
 MXFP8_PRE_2_13 = Grid("mxfp8_pre_2_13", E4M3, (1, 32), ScaleRule.ROUND_UP_PRE_2_13)
+MXFP8_ZERO_ENDS = Grid("mxfp8_zero_ends", E4M3, (1, 32), ScaleRule.ROUND_UP_ZERO_ENDS)
 MXFP8_ZERO_AS_ONE = Grid("mxfp8_zero_as_one", E4M3, (1, 32), ScaleRule.ROUND_UP_ZERO_AS_ONE)
 MXFP8_32X32 = Grid("mxfp8_32x32", E4M3, (32, 32), ScaleRule.ROUND_UP)
 FP8_BLOCK_128X128 = Grid("fp8_block_128x128", E4M3, (128, 128), ScaleRule.AMAX_FP32)
 FP8_BLOCK_1X128 = Grid("fp8_block_1x128", E4M3, (1, 128), ScaleRule.AMAX_FP32)
 FP8_BLOCK_128X128_POW2 = Grid("fp8_block_128x128_pow2", E4M3, (128, 128), ScaleRule.AMAX_POW2)
+FP8_BLOCK_1X128_POW2 = Grid("fp8_block_1x128_pow2", E4M3, (1, 128), ScaleRule.AMAX_POW2)
+FP8_TENSORWISE = Grid("fp8_tensorwise", E4M3, (WHOLE, WHOLE), ScaleRule.AMAX_FP32)
+"""One scale for each matrix of the two last axes: current scaling (experts have one each)."""
 
 GRIDS: dict[str, Grid] = {
     grid.id: grid
@@ -111,11 +128,14 @@ GRIDS: dict[str, Grid] = {
         MXFP8_FLOOR,
         MXFP8_LOG2,
         MXFP8_PRE_2_13,
+        MXFP8_ZERO_ENDS,
         MXFP8_ZERO_AS_ONE,
         MXFP8_32X32,
         FP8_BLOCK_128X128,
         FP8_BLOCK_1X128,
         FP8_BLOCK_128X128_POW2,
+        FP8_BLOCK_1X128_POW2,
+        FP8_TENSORWISE,
     )
 }
 

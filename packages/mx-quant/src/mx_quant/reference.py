@@ -65,8 +65,10 @@ def reciprocal(byte_B: Tensor, rule: ScaleRule) -> Tensor:
     """The fp32 factor r that elements are multiplied by, for E8M0 byte ``byte_B`` (int64)."""
     bits = torch.where(byte_B == 254, 0x00400000, (254 - byte_B).clamp(min=0) << 23)
     bits = torch.where(byte_B == 255, 0x7FC00000, bits)
-    if rule is ScaleRule.ROUND_UP_PRE_2_13:
+    if rule in (ScaleRule.ROUND_UP_PRE_2_13, ScaleRule.ROUND_UP_ZERO_ENDS):
         bits = torch.where(byte_B == 0, 0x3F800000, bits)
+    if rule is ScaleRule.ROUND_UP_ZERO_ENDS:
+        bits = torch.where(byte_B == 254, 0, bits)
     return _float(bits)
 
 
@@ -109,16 +111,17 @@ def decode_element(byte: Tensor, element: ElementFormat) -> Tensor:
     return torch.where(b > 0x7F, -value, value)
 
 
-def _blocks(x: Tensor, size: tuple[int, int]) -> Tensor:
+def to_blocks(x: Tensor, block: tuple[int, int]) -> Tensor:
     """``[..., N, K]`` zero-padded to whole blocks, as ``[..., N/b0, b0, K/b1, b1]``."""
+    size = [min(b, max(extent, 1)) for b, extent in zip(block, x.shape[-2:], strict=True)]
     pad_rows, pad_columns = -x.shape[-2] % size[0], -x.shape[-1] % size[1]
     x = torch.nn.functional.pad(x, (0, pad_columns, 0, pad_rows))
     rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
     return x.reshape(*x.shape[:-2], rows, size[0], columns, size[1])
 
 
-def _unblock(x: Tensor, shape: torch.Size) -> Tensor:
-    """The inverse of ``_blocks``, cropped to ``shape``."""
+def from_blocks(x: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of ``to_blocks``, cropped to ``shape``."""
     flat = x.flatten(-2, -1).flatten(-3, -2)
     return flat[..., : shape[-2], : shape[-1]].contiguous()
 
@@ -134,7 +137,7 @@ def scale_and_factor(blocks: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         scale = (amax / element.max).clamp(max=torch.finfo(torch.float32).max)
         if rule is ScaleRule.AMAX_POW2:
             scale = decode_scale(round_up_byte(scale))
-        scale = torch.where(scale == 0, 1.0, scale)
+        scale = torch.where((amax == 0) | (scale == 0), 1.0, scale)
         return scale, scale
     if rule is ScaleRule.FLOOR:
         byte = floor_byte(amax, element)
@@ -158,10 +161,10 @@ def quantize(x: Tensor, *, grid: Grid, axis: int = -1) -> MXTensor:
         .to(torch.float32)
         .reshape(*shape[:-2], *((1,) if x.ndim < 2 else ()), *shape[-2:])
     )
-    blocks = _blocks(matrix, grid.block_for(axis))
+    blocks = to_blocks(matrix, grid.block_for(axis))
     scale, factor = scale_and_factor(blocks, grid)
     y = blocks / factor if grid.scale_dtype is torch.float32 else blocks * factor
-    elements = _unblock(round_element(y, grid.element), matrix.shape).reshape(shape)
+    elements = from_blocks(round_element(y, grid.element), matrix.shape).reshape(shape)
     scales = scale.squeeze(-1).squeeze(-2).reshape(scale_shape)
     return MXTensor(elements.view(grid.element.torch_dtype), scales, grid, axis)
 
@@ -177,4 +180,4 @@ def dequantize(t: MXTensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         if value.ndim > 1
         else scale.reshape(1, 1, -1, 1)
     )
-    return _unblock(_blocks(matrix, size) * scale_B, matrix.shape).reshape(t.shape).to(dtype)
+    return from_blocks(to_blocks(matrix, size) * scale_B, matrix.shape).reshape(t.shape).to(dtype)

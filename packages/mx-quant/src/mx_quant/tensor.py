@@ -109,25 +109,83 @@ class MXTensor:
         return dequantize(self, dtype=dtype)
 
     def rows(self, start: int, stop: int) -> MXTensor:
-        """Rows ``start:stop`` of axis -2, as views.
+        """Rows ``start:stop`` (axis -2), as views: QKV and gate/up parts, column-parallel shards.
 
         Raises ValueError when the cut does not fall between blocks or leaves the tensor.
         """
-        size = self.grid.block_for(self.axis)[0]
-        total = self.elements.shape[-2] if self.elements.ndim > 1 else 0
+        return self._cut(-2, start, stop)
+
+    def columns(self, start: int, stop: int) -> MXTensor:
+        """Columns ``start:stop`` (axis -1, K), as views: row-parallel shards.
+
+        Raises ValueError when the cut does not fall between blocks or leaves the tensor.
+        """
+        return self._cut(-1, start, stop)
+
+    def _cut(self, along: int, start: int, stop: int) -> MXTensor:
+        what = _NAMES[along]
+        size = self.grid.block_for(self.axis)[along]
+        total = self.elements.shape[along] if self.elements.ndim >= -along else 0
         if not 0 <= start < stop <= total:
-            raise ValueError(f"rows {start}:{stop} of a tensor with {total} rows")
+            raise ValueError(f"{what} {start}:{stop} of a tensor with {total} {what}")
         if start % size or (stop % size and stop != total):
             raise ValueError(
-                f"rows {start}:{stop} cut through blocks of {size} rows (grid {self.grid.id!r}, "
-                f"axis {self.axis}); cut at multiples of {size}"
+                f"{what} {start}:{stop} cut through blocks of {size} {what} (grid "
+                f"{self.grid.id!r}, axis {self.axis}); cut at multiples of {size}"
             )
+        first, last = start // size, -(-stop // size)
         return MXTensor(
-            self.elements[..., start:stop, :],
-            self.scales[..., start // size : -(-stop // size), :],
+            self.elements.narrow(along, start, stop - start),
+            self.scales.narrow(along, first, last - first),
             self.grid,
             self.axis,
         )
+
+    def pad(self, rows: int, columns: int) -> MXTensor:
+        """Grown with zeros to ``rows`` x ``columns`` in new memory (self if it has that size).
+
+        The new blocks hold what quantizing zeros gives, so this equals the quantization of the
+        padded tensor. Raises ValueError when the tensor is larger or a dimension not whole blocks.
+        """
+        shape = self._resized(rows, columns)
+        if shape == tuple(self.shape):
+            return self
+        if any(new < old for new, old in zip(shape, self.shape, strict=True)):
+            raise ValueError(f"cannot pad {tuple(self.shape)} to {shape}; crop makes it smaller")
+        grid = self.grid
+        codes = self.element_bytes.new_zeros(shape)
+        scales = self.scales.new_full(grid.scale_shape(shape, axis=self.axis), grid.zero_scale)
+        codes[..., : self.shape[-2], : self.shape[-1]] = self.element_bytes
+        scales[..., : self.scales.shape[-2], : self.scales.shape[-1]] = self.scales
+        return MXTensor.from_bytes(codes, scales, grid=grid, axis=self.axis)
+
+    def crop(self, rows: int, columns: int) -> MXTensor:
+        """The first ``rows`` x ``columns``, as views: the inverse of ``pad``.
+
+        Raises ValueError when the tensor is smaller or the cut does not fall between blocks; a
+        grid with ragged blocks may be cut anywhere, and a cut block keeps its scale.
+        """
+        shape = self._resized(rows, columns)
+        if any(new > old for new, old in zip(shape, self.shape, strict=True)):
+            raise ValueError(f"cannot crop {tuple(self.shape)} to {shape}; pad makes it larger")
+        extents = self.grid.scale_shape(shape, axis=self.axis)
+        return MXTensor(
+            self.elements[..., :rows, :columns],
+            self.scales[..., : extents[-2], : extents[-1]],
+            self.grid,
+            self.axis,
+        )
+
+    def _resized(self, rows: int, columns: int) -> tuple[int, ...]:
+        if self.elements.ndim < 2 or rows < 1 or columns < 1:
+            raise ValueError(
+                f"cannot resize {tuple(self.shape)} to {rows} rows and {columns} columns: needs at "
+                "least 2 dimensions and at least one row and column"
+            )
+        return (*self.shape[:-2], rows, columns)
+
+
+_NAMES = {-2: "rows", -1: "columns"}
 
 
 def cat_rows(parts: Sequence[MXTensor]) -> MXTensor:
@@ -135,24 +193,39 @@ def cat_rows(parts: Sequence[MXTensor]) -> MXTensor:
 
     Raises ValueError for no parts, different grids or axes, or a ragged part before the last.
     """
+    return _cat(parts, -2)
+
+
+def cat_columns(parts: Sequence[MXTensor]) -> MXTensor:
+    """Parts side by side along axis -1 (K: the shards of a row-parallel layer), in new memory.
+
+    Raises ValueError for no parts, different grids or axes, or a ragged part before the last.
+    """
+    return _cat(parts, -1)
+
+
+def _cat(parts: Sequence[MXTensor], along: int) -> MXTensor:
+    what = _NAMES[along]
     if not parts:
-        raise ValueError("cat_rows needs at least one part")
+        raise ValueError(f"cat_{what} needs at least one part")
     first = parts[0]
-    size = first.grid.block_for(first.axis)[0]
+    size = first.grid.block_for(first.axis)[along]
     for index, part in enumerate(parts):
         if part.grid != first.grid or part.axis != first.axis:
             raise ValueError(
                 f"part {index} lies on grid {part.grid.id!r} axis {part.axis}, part 0 on grid "
                 f"{first.grid.id!r} axis {first.axis}; quantize them alike first"
             )
-        if index < len(parts) - 1 and part.shape[-2] % size:
+        if part.elements.ndim < -along:
+            raise ValueError(f"part {index} of shape {tuple(part.shape)} has no {what}")
+        if index < len(parts) - 1 and part.shape[along] % size:
             raise ValueError(
-                f"part {index} has {part.shape[-2]} rows, not a multiple of the {size} rows of a "
-                "block; only the last part may be ragged"
+                f"part {index} has {part.shape[along]} {what}, not a multiple of the {size} {what} "
+                "of a block; only the last part may be ragged"
             )
     return MXTensor(
-        torch.cat([part.element_bytes for part in parts], dim=-2).view(first.elements.dtype),
-        torch.cat([part.scales for part in parts], dim=-2),
+        torch.cat([part.element_bytes for part in parts], dim=along).view(first.elements.dtype),
+        torch.cat([part.scales for part in parts], dim=along),
         first.grid,
         first.axis,
     )
