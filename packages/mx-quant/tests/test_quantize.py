@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from mx_quant_testdata import KINDS, blocks_with_amax, every_bf16, mixed
 
 from mx_quant import eager, native, reference
-from mx_quant.grids import GRIDS, MXFP8, MXFP8_E5M2, Grid
+from mx_quant.grids import GRIDS, MXFP8, MXFP8_E5M2, MXFP8_LOG2, Grid
 from mx_quant.quantize import backend as describe
-from mx_quant.quantize import dequantize, fake_quantize, quantize, quantize_both, quantize_into
+from mx_quant.quantize import (
+    dequantize,
+    explain,
+    fake_quantize,
+    quantize,
+    quantize_both,
+    quantize_into,
+)
 from mx_quant.report import compare
 from mx_quant.tensor import MXTensor
 
@@ -182,7 +189,15 @@ def test_encoding_counts_values_that_are_off_the_grid(backend: ModuleType) -> No
 
 
 def test_backend_says_which_and_why() -> None:
-    assert describe().startswith("native (" if native.available() else "eager: ")
+    assert describe().startswith("native (" if native.available() else "eager (")
+    x = torch.zeros(2, 48, 32)
+    wide = explain(x.reshape(96, 32), grid=MXFP8_LOG2)
+    assert wide.startswith("eager (")
+    assert "not native: " in wide
+    if native.available():
+        assert "grid 'mxfp8_log2' has no kernel" in wide
+        assert "serves CPU tensors, not cuda" in describe("cuda")
+        assert "the tensor is empty" in explain(x[:0], grid=MXFP8)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=lambda g: g.id)

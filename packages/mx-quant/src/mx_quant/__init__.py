@@ -14,6 +14,7 @@ from mx_quant.linear import (
 from mx_quant.quantize import (
     backend,
     dequantize,
+    explain,
     fake_quantize,
     quantize,
     quantize_both,
@@ -40,6 +41,7 @@ __all__ = [
     "compute_dtype",
     "dequantize",
     "digest",
+    "explain",
     "fake_quantize",
     "formats",
     "grids",

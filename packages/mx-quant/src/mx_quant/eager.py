@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mx_quant.call import Call
 from mx_quant.grids import Grid, ScaleRule
 from mx_quant.reference import (
     decode_scale,
@@ -25,6 +26,17 @@ def _as_matrix(x: Tensor) -> Tensor:
     return x.reshape(1, -1) if x.ndim < 2 else x
 
 
+def describe() -> str:
+    """What serves here."""
+    return "PyTorch operators"
+
+
+def refusal(call: Call) -> str:
+    """Empty: this backend serves every call."""
+    del call
+    return ""
+
+
 def quantize(x: Tensor, *, grid: Grid, axis: int) -> MXTensor:
     """As ``mx_quant.quantize``; ``axis`` is -1 or -2."""
     matrix = _as_matrix(x.detach().to(torch.float32))
@@ -39,13 +51,39 @@ def quantize(x: Tensor, *, grid: Grid, axis: int) -> MXTensor:
     return MXTensor(elements.view(grid.element.torch_dtype), scales, grid, axis)
 
 
-def dequantize(t: MXTensor, *, dtype: torch.dtype) -> Tensor:
+def quantize_both(x: Tensor, *, grid: Grid) -> tuple[MXTensor, MXTensor]:
+    """(rowwise, columnwise)."""
+    return quantize(x, grid=grid, axis=-1), quantize(x, grid=grid, axis=-2)
+
+
+def quantize_into(x: Tensor, rowwise: MXTensor | None, columnwise: MXTensor | None) -> None:
+    """Quantize ``x`` into existing tensors of any strides."""
+    for out in (rowwise, columnwise):
+        if out is not None:
+            fresh = quantize(x, grid=out.grid, axis=out.axis)
+            out.element_bytes.copy_(fresh.element_bytes)
+            out.scales.copy_(fresh.scales)
+
+
+def fake_quantize(
+    x: Tensor, *, grid: Grid, axis: int, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """As ``mx_quant.fake_quantize``."""
+    return dequantize(quantize(x, grid=grid, axis=axis), dtype=dtype, out=out)
+
+
+def dequantize(t: MXTensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """As ``mx_quant.dequantize``."""
+    values = _values(t).to(dtype)
+    return values if out is None else out.copy_(values)
+
+
+def _values(t: MXTensor) -> Tensor:
     scale = t.scales if t.grid.scale_dtype is torch.float32 else decode_scale(t.scales)
     matrix = _as_matrix(t.elements.to(torch.float32))
     blocks = to_blocks(matrix, t.grid.block_for(t.axis))
     scale_B = _as_matrix(scale).unsqueeze(-2).unsqueeze(-1)
-    return from_blocks(blocks * scale_B, matrix.shape).reshape(t.shape).to(dtype)
+    return from_blocks(blocks * scale_B, matrix.shape).reshape(t.shape)
 
 
 def encode(x: Tensor, scales: Tensor, *, grid: Grid) -> tuple[MXTensor, int]:

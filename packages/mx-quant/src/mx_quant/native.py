@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mx_quant.call import Call
 from mx_quant.formats import E4M3, E5M2
 from mx_quant.grids import Grid, ScaleRule
 from mx_quant.tensor import MXTensor
@@ -108,11 +109,28 @@ def supports_grid(grid: Grid) -> bool:
     return grid.block == (1, 32) and grid.rule in _RULES and grid.element.name in _FORMATS
 
 
-def supports(x: Tensor, *, grid: Grid, axis: int) -> bool:
-    """Whether the kernels can quantize ``x``; columnwise strips must not cross leading axes."""
-    if not (available() and x.device.type == "cpu" and x.dtype in KINDS and supports_grid(grid)):
-        return False
-    return x.numel() > 0 and (axis == -1 or x.ndim == 2 or x.shape[-2] % 32 == 0)
+def describe() -> str:
+    """The loaded level and why it was taken."""
+    return f"{load().level}: {load().reason}"
+
+
+def refusal(call: Call) -> str:
+    """Why the kernels do not serve ``call``; empty when they do."""
+    if not available():
+        return load().reason
+    if call.device != "cpu":
+        return f"it serves CPU tensors, not {call.device}"
+    if not supports_grid(call.grid):
+        return f"grid {call.grid.id!r} has no kernel"
+    for dtype in (call.dtype, call.result):
+        if dtype is not None and dtype not in KINDS:
+            return f"{dtype} has no kernel"
+    if 0 in call.shape:
+        return "the tensor is empty"
+    columnwise = call.axis == -2 or call.op == "quantize_both"
+    if columnwise and len(call.shape) > 2 and call.shape[-2] % 32:
+        return "columnwise strips would cross a leading axis"
+    return ""
 
 
 def _rows(x: Tensor) -> int:
@@ -193,12 +211,6 @@ def fake_quantize(
         torch.get_num_threads(),
     )
     return out
-
-
-def supports_dequantize(t: MXTensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels can dequantize ``t`` to ``dtype``."""
-    on_cpu = t.elements.device.type == "cpu" and t.elements.numel() > 0
-    return available() and on_cpu and dtype in KINDS and supports_grid(t.grid)
 
 
 def dequantize(t: MXTensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
-from mx_quant import eager, native
+from mx_quant import backends
+from mx_quant.call import Call, Operation
 from mx_quant.grids import Grid
 from mx_quant.tensor import MXTensor, normalize_axis
 
@@ -23,46 +26,68 @@ def _check_input(x: Tensor, grid: Grid, axis: int) -> int:
     return axis
 
 
+def _backend(
+    op: Operation, x: Tensor, grid: Grid, axis: int, *, result: torch.dtype | None = None
+) -> ModuleType:
+    call = Call(op, x.device.type, x.dtype, grid, axis, tuple(x.shape), result)
+    return backends.choose(call).module
+
+
 def quantize(x: Tensor, *, grid: Grid, axis: int = -1, out: MXTensor | None = None) -> MXTensor:
     """``x`` (bf16, fp16 or fp32, ``[..., N, K]``) on ``grid``.
 
     ``axis=-1`` is rowwise (blocks along K, the last axis), ``axis=-2`` columnwise. NaN becomes the
-    canonical byte 0x7F. ``out``: written and returned instead of new memory.
+    canonical byte 0x7F. ``out``: written and returned instead of new memory; it must not overlap
+    ``x``.
 
     Raises ValueError for another dtype or axis, for ragged blocks, and for an ``out`` of another
-    shape, grid or axis.
+    shape, grid, axis or device.
     """
     axis = _check_input(x, grid, axis)
-    if out is not None:
-        return _quantize_to(x, out, grid, axis)
-    if native.supports(x, grid=grid, axis=axis):
-        return native.quantize(x, grid=grid, axis=axis)
-    return eager.quantize(x, grid=grid, axis=axis)
-
-
-def _quantize_to(x: Tensor, out: MXTensor, grid: Grid, axis: int) -> MXTensor:
-    if (tuple(out.shape), out.grid, out.axis) != (tuple(x.shape), grid, axis):
+    if out is None:
+        made: MXTensor = _backend("quantize", x, grid, axis).quantize(x, grid=grid, axis=axis)
+        return made
+    held, asked = (out.shape, out.grid, out.axis, out.device), (x.shape, grid, axis, x.device)
+    if held != asked:
         raise ValueError(
-            f"out is {tuple(out.shape)} on grid {out.grid.id!r} axis {out.axis}; expected "
-            f"{tuple(x.shape)} on grid {grid.id!r} axis {axis}"
+            f"out is {tuple(out.shape)} on grid {out.grid.id!r} axis {out.axis}, {out.device}; "
+            f"expected {tuple(x.shape)} on grid {grid.id!r} axis {axis}, {x.device}"
         )
-    in_place = out.elements.is_contiguous() and out.scales.is_contiguous()
-    if in_place and native.supports(x, grid=grid, axis=axis):
-        native.quantize_into(x, out if axis == -1 else None, out if axis == -2 else None)
-        return out
-    result = quantize(x, grid=grid, axis=axis)
-    out.element_bytes.copy_(result.element_bytes)
-    out.scales.copy_(result.scales)
+    _into(x, out if axis == -1 else None, out if axis == -2 else None)
     return out
+
+
+def _into(x: Tensor, rowwise: MXTensor | None, columnwise: MXTensor | None) -> None:
+    """Quantize into tensors of any strides; kernels write contiguous ones."""
+    given = [t for t in (rowwise, columnwise) if t is not None]
+    op: Operation = "quantize_both" if len(given) == 2 else "quantize"
+    module = _backend(op, x, given[0].grid, given[-1].axis)
+    packed = [None if t is None else _packed(t) for t in (rowwise, columnwise)]
+    module.quantize_into(x, *packed)
+    for target, written in zip((rowwise, columnwise), packed, strict=True):
+        if target is not None and written is not None and written is not target:
+            target.element_bytes.copy_(written.element_bytes)
+            target.scales.copy_(written.scales)
+
+
+def _packed(t: MXTensor) -> MXTensor:
+    if t.elements.is_contiguous() and t.scales.is_contiguous():
+        return t
+    return MXTensor.from_bytes(
+        torch.empty(t.shape, dtype=torch.uint8, device=t.device),
+        torch.empty(t.scales.shape, dtype=t.scales.dtype, device=t.device),
+        grid=t.grid,
+        axis=t.axis,
+    )
 
 
 def quantize_both(x: Tensor, *, grid: Grid) -> tuple[MXTensor, MXTensor]:
     """(rowwise, columnwise): two quantizations of ``x``, read once where the kernel serves it."""
     _check_input(x, grid, -1)
     axis = _check_input(x, grid, -2)
-    if native.supports(x, grid=grid, axis=axis):
-        return native.quantize_both(x, grid=grid)
-    return eager.quantize(x, grid=grid, axis=-1), eager.quantize(x, grid=grid, axis=-2)
+    module = _backend("quantize_both", x, grid, axis)
+    made: tuple[MXTensor, MXTensor] = module.quantize_both(x, grid=grid)
+    return made
 
 
 def quantize_into(x: Tensor, rowwise: MXTensor, *, columnwise: bool) -> MXTensor | None:
@@ -74,15 +99,19 @@ def quantize_into(x: Tensor, rowwise: MXTensor, *, columnwise: bool) -> MXTensor
     _check_input(x, grid, -1)
     if tuple(x.shape) != tuple(rowwise.shape):
         raise ValueError(f"tensor {tuple(rowwise.shape)} cannot take a value of {tuple(x.shape)}")
-    in_place = rowwise.elements.is_contiguous() and rowwise.scales.is_contiguous()
-    if in_place and native.supports(x, grid=grid, axis=-2 if columnwise else -1):
-        column = native.empty(tuple(x.shape), grid=grid, axis=-2) if columnwise else None
-        native.quantize_into(x, rowwise, column)
-        return column
-    fresh = quantize(x, grid=grid)
-    rowwise.element_bytes.copy_(fresh.element_bytes)
-    rowwise.scales.copy_(fresh.scales)
-    return quantize(x, grid=grid, axis=-2) if columnwise else None
+    if not columnwise:
+        _into(x, rowwise, None)
+        return None
+    _check_input(x, grid, -2)
+    scales = grid.scale_shape(tuple(x.shape), axis=-2)
+    column = MXTensor.from_bytes(
+        torch.empty(x.shape, dtype=torch.uint8, device=x.device),
+        torch.empty(scales, dtype=grid.scale_dtype, device=x.device),
+        grid=grid,
+        axis=-2,
+    )
+    _into(x, rowwise, column)
+    return column
 
 
 def dequantize(
@@ -91,13 +120,13 @@ def dequantize(
     """The values of ``t``: element * scale in fp32, rounded once to ``dtype``.
 
     ``out``: written and returned instead of new memory. Raises ValueError when it has another
-    shape or dtype.
+    shape, dtype or device.
     """
-    _check_out(out, t.shape, dtype)
-    if native.supports_dequantize(t, dtype) and (out is None or out.is_contiguous()):
-        return native.dequantize(t, dtype=dtype, out=out)
-    values = eager.dequantize(t, dtype=dtype)
-    return values if out is None else out.copy_(values)
+    _check_out(out, t.elements, dtype)
+    call = Call("dequantize", t.device.type, dtype, t.grid, t.axis, tuple(t.shape))
+    module = backends.choose(call).module
+    values: Tensor = module.dequantize(t, dtype=dtype, out=_writable(out))
+    return values if out is None or values is out else out.copy_(values)
 
 
 def fake_quantize(
@@ -111,26 +140,35 @@ def fake_quantize(
     """``dequantize(quantize(x))`` in one pass, in ``dtype`` (default: that of ``x``).
 
     ``out``: written and returned instead of new memory; it must not overlap ``x``. Raises
-    ValueError when it has another shape or dtype.
+    ValueError when it has another shape, dtype or device.
     """
     axis = _check_input(x, grid, axis)
     dtype = x.dtype if dtype is None else dtype
-    _check_out(out, x.shape, dtype)
-    served = native.supports(x, grid=grid, axis=axis) and dtype in native.KINDS
-    if served and (out is None or out.is_contiguous()):
-        return native.fake_quantize(x, grid=grid, axis=axis, dtype=dtype, out=out)
-    values = eager.dequantize(eager.quantize(x, grid=grid, axis=axis), dtype=dtype)
-    return values if out is None else out.copy_(values)
+    _check_out(out, x, dtype)
+    module = _backend("fake_quantize", x, grid, axis, result=dtype)
+    values: Tensor = module.fake_quantize(x, grid=grid, axis=axis, dtype=dtype, out=_writable(out))
+    return values if out is None or values is out else out.copy_(values)
 
 
-def _check_out(out: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
-    if out is not None and (out.shape != shape or out.dtype != dtype):
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; expected {dtype} {tuple(shape)}")
+def _writable(out: Tensor | None) -> Tensor | None:
+    return out if out is not None and out.is_contiguous() else None
 
 
-def backend() -> str:
-    """Which backend serves CPU tensors, and why. Other devices are served by torch eager."""
-    found = native.load()
-    if found.lib is None:
-        return f"eager: {found.reason}"
-    return f"native ({found.level}): {found.reason}"
+def _check_out(out: Tensor | None, like: Tensor, dtype: torch.dtype) -> None:
+    if out is not None and (out.shape, out.dtype, out.device) != (like.shape, dtype, like.device):
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)}, {out.device}; expected {dtype} "
+            f"{tuple(like.shape)}, {like.device}"
+        )
+
+
+def backend(device: str = "cpu") -> str:
+    """Which backend serves bf16 tensors on ``device`` on the MXFP8 grid, and why."""
+    return str(backends.choose(backends.typical(device)))
+
+
+def explain(x: Tensor, *, grid: Grid, axis: int = -1, op: Operation = "quantize") -> str:
+    """Which backend serves ``op`` on ``x``, and why not a faster one. Raises as ``quantize``."""
+    axis = _check_input(x, grid, axis)
+    call = Call(op, x.device.type, x.dtype, grid, axis, tuple(x.shape))
+    return str(backends.choose(call))

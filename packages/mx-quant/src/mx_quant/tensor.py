@@ -64,6 +64,11 @@ class MXTensor:
         return self.elements.shape
 
     @property
+    def device(self) -> torch.device:
+        """Where elements and scales are."""
+        return self.elements.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of elements and scales together."""
         return self.elements.nbytes + self.scales.nbytes
