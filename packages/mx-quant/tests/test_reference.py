@@ -1,6 +1,7 @@
 """The reference against oracles that share no code with it."""
 
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,15 @@ from mx_quant_testdata import blocks_with_amax, every_bf16
 
 from mx_quant import reference
 from mx_quant.formats import E4M3, E5M2, ElementFormat
-from mx_quant.grids import MXFP8, MXFP8_E5M2, MXFP8_FLOOR, MXFP8_LOG2, ScaleRule
+from mx_quant.grids import (
+    MXFP8,
+    MXFP8_E5M2,
+    MXFP8_FLOOR,
+    MXFP8_LOG2,
+    MXFP8_PRE_2_13,
+    Grid,
+    ScaleRule,
+)
 
 RECIPROCAL = np.float32(1 / 448)
 
@@ -172,32 +181,86 @@ def test_decoding_equals_ml_dtypes_tables() -> None:
 
 def test_rounding_equals_gfloat() -> None:
     gfloat = pytest.importorskip("gfloat", reason="oracle gfloat is not installed")
-    from gfloat.formats import format_info_ocp_e4m3
+    from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
 
-    values = every_bf16()[0x3B00:0x4400:7].float().numpy().astype(np.float64)
-    rounded = gfloat.round_ndarray(format_info_ocp_e4m3, values, gfloat.RoundMode.TiesToEven, True)
-    codes = reference.round_element(torch.from_numpy(values.astype(np.float32)), E4M3)
-    np.testing.assert_array_equal(reference.decode_element(codes, E4M3).numpy(), rounded)
+    values = every_bf16()[0x3300:0x4800:5].float().numpy().astype(np.float64)
+    for element, info in ((E4M3, format_info_ocp_e4m3), (E5M2, format_info_ocp_e5m2)):
+        rounded = gfloat.round_ndarray(info, values, gfloat.RoundMode.TiesToEven, True)
+        codes = reference.round_element(torch.from_numpy(values.astype(np.float32)), element)
+        np.testing.assert_array_equal(reference.decode_element(codes, element).numpy(), rounded)
 
 
-def test_quantization_equals_torchao_rceil_except_where_the_scale_byte_is_0() -> None:
+def test_the_scale_rule_equals_gfloats_directed_rounding() -> None:
+    gfloat = pytest.importorskip("gfloat", reason="oracle gfloat is not installed")
+    from gfloat.formats import format_info_ocp_e8m0
+
+    generator = torch.Generator().manual_seed(3)
+    # From 2^-127 up: below it gfloat does not saturate, and above 2^126 byte 254 is the last.
+    bits = torch.randint(0x00400000, 0x7E800000, (4000,), generator=generator).to(torch.int32)
+    powers = torch.exp2(torch.arange(-127, 127).double()).float()
+    v = torch.cat([bits.view(torch.float32), powers])
+    got = reference.decode_scale(reference.round_up_byte(v)).double().numpy()
+    up = gfloat.RoundMode.TowardPositive
+    expected = gfloat.round_ndarray(format_info_ocp_e8m0, v.double().numpy(), up, True)
+    np.testing.assert_array_equal(got, expected)
+
+
+def torchao_mx(x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """torchao's (scale bytes, element bytes) of rowwise blocks, by a ScaleCalculationMode."""
     pytest.importorskip("torchao", reason="oracle torchao is not installed")
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         from torchao.prototype.mx_formats.config import ScaleCalculationMode
         from torchao.prototype.mx_formats.mx_tensor import to_mx
-    except Exception as error:
-        pytest.skip(f"oracle torchao does not import here: {error}")
-    finite = every_bf16()[1:0x7F80]
-    x = blocks_with_amax(finite)
+
+        chosen = ScaleCalculationMode[mode]
+        scales, elements = to_mx(x, torch.float8_e4m3fn, 32, scaling_mode=chosen)[:2]
+    return scales.view(torch.uint8).reshape(-1), elements.view(torch.uint8)
+
+
+@pytest.mark.parametrize(("mode", "grid"), [("RCEIL", MXFP8), ("FLOOR", MXFP8_FLOOR)])
+def test_quantization_equals_torchao_for_every_bf16_amax_whose_scale_byte_is_not_0(
+    mode: str, grid: Grid
+) -> None:
+    x = blocks_with_amax(every_bf16()[1:0x7F80])
+    scales, elements = torchao_mx(x, mode)
+    ours = reference.quantize(x, grid=grid)
+    assert torch.equal(ours.scales.reshape(-1), scales)
+    same = (ours.element_bytes == elements).all(dim=1)
+    assert same[scales > 0].all()
+    assert not same[scales == 0].all(), "torchao multiplies by 1.0 there"
+
+
+def test_the_older_rule_equals_torchao_rceil_at_scale_byte_0_too() -> None:
+    x = blocks_with_amax(every_bf16()[1:0x7F80])
+    scales, elements = torchao_mx(x, "RCEIL")
+    ours = reference.quantize(x, grid=MXFP8_PRE_2_13)
+    assert torch.equal(ours.scales.reshape(-1), scales)
+    assert torch.equal(ours.element_bytes, elements)
+
+
+def test_known_difference_torchao_makes_a_block_with_a_nan_all_nan() -> None:
+    x = torch.ones(1, 32)
+    x[0, 3] = float("nan")
+    scales, elements = torchao_mx(x, "RCEIL")
+    assert (scales.item(), elements.unique().item()) == (255, 0x7F)
     ours = reference.quantize(x, grid=MXFP8)
-    scales, elements = to_mx(x, torch.float8_e4m3fn, 32, scaling_mode=ScaleCalculationMode.RCEIL)[
-        :2
-    ]
-    theirs_scales = scales.view(torch.uint8).reshape(-1)
-    assert torch.equal(ours.scales.reshape(-1), theirs_scales)
-    same = (ours.element_bytes == elements.view(torch.uint8)).all(dim=1)
-    assert same[theirs_scales > 0].all()
-    assert not same[theirs_scales == 0].all(), "torchao multiplies by 1.0 there"
+    assert (ours.scales.item(), ours.element_bytes[0, 0].item()) == (119, 0x78)
+
+
+def test_known_difference_torchao_takes_a_floating_log2_of_fp32_input() -> None:
+    exact = (448 * torch.exp2(torch.arange(-126, 112).double())).float()
+    for ulp in (-1, 0, 1):
+        x = torch.zeros(len(exact), 32)
+        x[:, 0] = (exact.view(torch.int32) + ulp).view(torch.float32)
+        theirs = torchao_mx(x, "RCEIL")[0]
+        ours = reference.quantize(x, grid=MXFP8).scales.reshape(-1)
+        assert torch.equal(theirs, reference.quantize(x, grid=MXFP8_LOG2).scales.reshape(-1))
+        # log2 of 2^k (1 + 1 ulp) rounds to k in fp32 unless k is small.
+        assert int((ours != theirs).sum()) == (230 if ulp == 1 else 0)
+        for index in range(0, len(exact), 17):
+            v = float(np.float32(x[index, 0].item()) * RECIPROCAL)
+            assert ours[index].item() == rational_scale_byte(v)
 
 
 def test_byte_zero_multiplies_by_2_to_the_127_or_by_one_in_the_older_variant() -> None:
